@@ -11,7 +11,7 @@ import inspect
 import types as pytypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -29,19 +29,26 @@ class ContractError(ValueError):
     """An argument does not fit the op's contract; the message names it, its value and what is allowed."""
 
 
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the hint alone."""
+    return get_args(hint) if get_origin(hint) in (Union, pytypes.UnionType) else (hint,)
+
+
 def _spec(hint: Any) -> Spec | None:
     """The Spec inside `Annotated[Tensor, Spec]` or `Annotated[Tensor, Spec] | None`."""
-    if get_origin(hint) is Annotated:
-        return next((m for m in hint.__metadata__ if isinstance(m, Spec)), None)
-    if get_origin(hint) is pytypes.UnionType or type(hint).__name__ in ("Union", "_UnionGenericAlias"):
-        return next((s for h in get_args(hint) if (s := _spec(h))), None)
-    return None
+    annotated = (h for h in _members(hint) if get_origin(h) is Annotated)
+    return next((m for h in annotated for m in h.__metadata__ if isinstance(m, Spec)), None)
+
+
+def _optional(hints: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(k for k, hint in hints.items() if pytypes.NoneType in _members(hint))
 
 
 @functools.cache
-def _struct_specs(struct: type) -> tuple[tuple[str, Spec], ...]:
+def _struct_specs(struct: type) -> tuple[dict[str, Spec], frozenset[str]]:
+    """Specs of a struct's tensor fields by name, and the names that may be None."""
     hints = get_type_hints(struct, include_extras=True)
-    return tuple((f.name, s) for f in fields(struct) if (s := _spec(hints[f.name])))
+    return {f.name: s for f in fields(struct) if (s := _spec(hints[f.name]))}, _optional(hints)
 
 
 class Contract:
@@ -54,26 +61,34 @@ class Contract:
         self.name = name
         self.outputs = tuple(s for h in outs if (s := _spec(h)))
         self.inputs = {k: s for k, h in hints.items() if (s := _spec(h))}
-        self.structs = {k: h for k, h in hints.items() if is_dataclass(h)}
+        self.structs = {k: cast(type, m) for k, h in hints.items() for m in _members(h) if is_dataclass(m)}
+        self.optional = _optional(hints)
         signature = inspect.signature(reference).parameters
         self.parameters = tuple(signature)
         self.defaults = {k: p.default for k, p in signature.items() if p.default is not p.empty}
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults filled in, in the signature's order."""
-        given = {**self.defaults, **dict(zip(self.parameters, args, strict=False)), **kwargs}
-        if len(args) > len(self.parameters) or given.keys() != set(self.parameters):
+        positional = dict(zip(self.parameters, args, strict=False))
+        given = {**self.defaults, **positional, **kwargs}
+        twice = positional.keys() & kwargs.keys()
+        if len(args) > len(self.parameters) or twice or given.keys() != set(self.parameters):
             raise TypeError(f"{self.name}: takes ({', '.join(self.parameters)}), got {len(args)} and {sorted(kwargs)}")
         return {k: given[k] for k in self.parameters}
 
     def tensors(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Spec, Tensor]]:
         """Every tensor argument with its spec, struct fields as `struct.field`; absent optional ones are skipped."""
         for key, spec in self.inputs.items():
-            if arguments[key] is not None:
+            if arguments[key] is not None or key not in self.optional:
                 yield key, spec, arguments[key]
         for key, struct in self.structs.items():
-            for field, spec in _struct_specs(cast(type, struct)):
-                if (value := getattr(arguments[key], field)) is not None:
+            if arguments[key] is None and key in self.optional:
+                continue
+            if not isinstance(arguments[key], struct):
+                raise ContractError(f"{self.name}: {key} is {type(arguments[key]).__name__}, must be {struct.__name__}")
+            specs, optional = _struct_specs(struct)
+            for field, spec in specs.items():
+                if (value := getattr(arguments[key], field)) is not None or field not in optional:
                     yield f"{key}.{field}", spec, value
 
     def check(self, arguments: Mapping[str, Any]) -> Binding:
@@ -105,11 +120,11 @@ class Binding:
         if tensor.dtype != dtype:
             raise ContractError(f"{where} is {tensor.dtype} where {source} is {dtype}")
         axes = spec.axes.split()
-        if tensor.ndim != len(axes):
+        sizes = [given - int(axis.partition("+")[2] or 0) for axis, given in zip(axes, tensor.shape, strict=False)]
+        if tensor.ndim != len(axes) or any(size < 0 for size in sizes):
             raise ContractError(f"{where} has shape {tuple(tensor.shape)}, must be [{spec.axes}]")
-        for axis, given in zip(axes, tensor.shape, strict=True):
-            name, _, more = axis.partition("+")
-            size = given - int(more or 0)
+        for axis, size in zip(axes, sizes, strict=True):
+            name = axis.partition("+")[0]
             if self.sizes.setdefault(name, size) != size:
                 raise ContractError(
                     f"{where} has {name}={size} where {self.sources[name]} has {name}={self.sizes[name]}"

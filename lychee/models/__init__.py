@@ -1,0 +1,1 @@
+"""Models: configs, weights, tokenizers, chat templates and the forward pass over ops."""

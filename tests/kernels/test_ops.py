@@ -12,8 +12,32 @@ from tests.kernels.harness import check_launch
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 # Sizes drawn for each axis name. Small, odd and around block edges; the interpreter is slow.
 AXES = {
+    "num_seqs": st.integers(1, 3),
+    "num_layers": st.integers(1, 3),
+    "max_path": st.integers(1, 6),
+    "max_nodes": st.integers(1, 9),
+    "max_rows": st.integers(1, 40),
+    "max_context": st.sampled_from([0, 1, 5, 31, 32, 33, 50, 64, 80]),
+    "block_size": st.sampled_from([1, 3, 4, 16]),
+    "group": st.integers(1, 4),
     "num_tokens": st.integers(1, 9),
     "hidden": st.integers(1, 200),
+    "model_vocab": st.integers(1, 300),
+    "in_features": st.integers(1, 200),
+    "out_features": st.integers(1, 150),
+    "has_bias": st.integers(0, 1),
+    "intermediate": st.integers(1, 300),
+    "num_heads": st.integers(1, 5),
+    "num_kv_heads": st.integers(1, 3),
+    "head_dim": st.integers(1, 40),
+    "num_slots": st.integers(1, 30),
+    "num_rows": st.integers(1, 5),
+    "vocab": st.sampled_from([1, 2, 5, 64, 1023, 1024, 1025, 2100]),
+    "padding": st.integers(0, 3),
+    "num_samples": st.integers(1, 4),
+    "has_counts": st.booleans(),
+    "replacement": st.booleans(),
+    "num_positions": st.integers(1, 40),
 }
 
 

@@ -1,0 +1,1 @@
+"""The parts of ``bench/train_demo_pair.py``: corpus, tokenizer, model and optimizer of the packaged pair."""

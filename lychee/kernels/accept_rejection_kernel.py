@@ -1,0 +1,157 @@
+"""The kernel of accept_rejection: one program follows one request's path over scratch of the vocabulary's size."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .philox import exponential_block, uniform
+from .sample import best_of
+
+
+@triton.jit
+def _summary(log_probs_ptr, vocab, BLOCK_V: tl.constexpr):
+    """The largest log-probability (0 if nothing is left) and the sum of exp(log_prob - largest) (1 likewise)."""
+    maxima = tl.full([BLOCK_V], float("-inf"), tl.float32)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        maxima = tl.maximum(maxima, tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32))
+    largest = tl.max(maxima, axis=0)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    sums = tl.zeros([BLOCK_V], tl.float32)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        sums += tl.exp(tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32) - largest)
+    return largest, tl.maximum(tl.sum(sums, axis=0), 1.0)
+
+
+@triton.jit
+def _enter_node(weights_ptr, left_ptr, target_ptr, draft_ptr, vocab, BLOCK_V: tl.constexpr):
+    """Fill the scratch with a node's unnormalised target and its draft log-probabilities; their normalisers."""
+    target_max, target_sum = _summary(target_ptr, vocab, BLOCK_V)
+    draft_max, draft_sum = _summary(draft_ptr, vocab, BLOCK_V)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        target = tl.load(target_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        tl.store(weights_ptr + offs_v, tl.exp(target - target_max), mask=mask_v)
+        tl.store(left_ptr + offs_v, tl.load(draft_ptr + offs_v, mask=mask_v, other=0.0).to(tl.float32), mask=mask_v)
+    tl.debug_barrier()
+    return target_sum, draft_max, draft_sum
+
+
+@triton.jit
+def _reject(weights_ptr, left_ptr, token, target_sum, draft_max, draft_sum, vocab, BLOCK_V: tl.constexpr):
+    """weights <- max(target - draft, 0), take token out of the draft; the new normalisers."""
+    sums = tl.zeros([BLOCK_V], tl.float32)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        target = tl.load(weights_ptr + offs_v, mask=mask_v, other=0.0) / target_sum
+        left = tl.load(left_ptr + offs_v, mask=mask_v, other=float("-inf"))
+        residual = tl.maximum(target - tl.exp(left - draft_max) / draft_sum, 0.0)
+        sums += residual
+        tl.store(weights_ptr + offs_v, residual, mask=mask_v)
+        tl.store(left_ptr + offs_v, tl.where(offs_v == token, float("-inf"), left), mask=mask_v)
+    tl.debug_barrier()
+    new_max, new_sum = _summary(left_ptr, vocab, BLOCK_V)
+    return tl.sum(sums, axis=0), new_max, new_sum
+
+
+@triton.jit
+def _recover(
+    weights_ptr,
+    log_probs_ptr,
+    seed,
+    position,
+    node,
+    lane,
+    vocab,
+    LOSSLESS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """A token drawn by weight, or in proportion to exp(log_prob) if not lossless."""
+    best = float("-inf")
+    token = -1
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        if LOSSLESS:
+            weights = tl.load(weights_ptr + offs_v, mask=mask_v, other=0.0)
+            scores = tl.where(weights > 0, tl.log(tl.where(weights > 0, weights, 1.0)), float("-inf"))
+        else:
+            scores = tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        scores -= tl.log(exponential_block(seed, first, position, node, lane, BLOCK_V))
+        best_here, token_here = best_of(scores, offs_v)
+        token = tl.where(best_here > best, token_here, token)
+        best = tl.maximum(best, best_here)
+    return token
+
+
+@triton.jit
+def accept_rejection_kernel(
+    paths_ptr,  # [num_seqs, max_path]
+    path_lens_ptr,  # [num_seqs]
+    next_tokens_ptr,  # [num_seqs]
+    weights_ptr,  # [num_seqs, vocab]
+    left_ptr,  # [num_seqs, vocab]
+    cu_nodes_ptr,  # [num_seqs + 1]
+    tokens_ptr,  # [num_nodes]
+    parents_ptr,  # [num_nodes]
+    target_ptr,  # [num_nodes, vocab]
+    draft_ptr,  # [num_nodes, vocab]
+    seeds_ptr,  # [num_seqs]
+    root_positions_ptr,  # [num_seqs]
+    sample_idx_ptr,  # [num_seqs]
+    vocab,
+    max_path,
+    accept_stream,
+    recover_stream,
+    LOSSLESS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    seq = tl.program_id(0).to(tl.int64)
+    first = tl.load(cu_nodes_ptr + seq).to(tl.int64)
+    num_nodes = (tl.load(cu_nodes_ptr + seq + 1) - first).to(tl.int32)
+    weights_ptr += seq * vocab
+    left_ptr += seq * vocab
+    target_ptr += first * vocab
+    draft_ptr += first * vocab
+    seed = tl.load(seeds_ptr + seq)
+    position = tl.load(root_positions_ptr + seq)
+    lane = tl.load(sample_idx_ptr + seq) << 15
+    offs_p = tl.arange(0, BLOCK_P)
+    path = tl.where(offs_p == 0, 0, -1)
+    node = 0
+    length = 1
+    target_sum, draft_max, draft_sum = _enter_node(weights_ptr, left_ptr, target_ptr, draft_ptr, vocab, BLOCK_V)
+    for child in range(1, num_nodes):
+        token = tl.load(tokens_ptr + first + child)
+        parent = tl.load(parents_ptr + first + child)
+        if (parent == node) & (token >= 0) & (length < max_path):
+            target = tl.load(weights_ptr + token) / target_sum
+            draft = tl.exp(tl.load(left_ptr + token) - draft_max) / draft_sum
+            bits, _, _, _ = tl.philox(seed, 0, position, child, lane | accept_stream)
+            rejected = uniform(bits) * draft >= target
+            tl.debug_barrier()  # every thread has read the scratch before any writes it
+            if rejected:
+                target_sum, draft_max, draft_sum = _reject(
+                    weights_ptr, left_ptr, token, target_sum, draft_max, draft_sum, vocab, BLOCK_V
+                )
+                rejected = target_sum > 0
+            if not rejected:
+                path = tl.where(offs_p == length, child, path)
+                node = child
+                length += 1
+                offset = tl.cast(child, tl.int64) * vocab
+                target_sum, draft_max, draft_sum = _enter_node(
+                    weights_ptr, left_ptr, target_ptr + offset, draft_ptr + offset, vocab, BLOCK_V
+                )
+    log_probs_ptr = target_ptr + tl.cast(node, tl.int64) * vocab
+    token = _recover(weights_ptr, log_probs_ptr, seed, position, node, lane | recover_stream, vocab, LOSSLESS, BLOCK_V)
+    tl.store(paths_ptr + seq * max_path + offs_p, path, mask=offs_p < max_path)
+    tl.store(path_lens_ptr + seq, length)
+    tl.store(next_tokens_ptr + seq, token)

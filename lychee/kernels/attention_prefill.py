@@ -1,0 +1,172 @@
+"""Prefill-class attention: causal, over chunks of tokens whose keys and values are already in the paged KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention_tiles import LOG2_E, fold_tile, load_tile
+from .kv_store import load_slots, token_slots
+from .op import op
+from .samples import paging_to, sample_caches, sample_paging
+from .types import Cost, KVCache, Paging, Queries
+
+
+def attention_prefill_reference(
+    q: Queries, k_cache: KVCache, v_cache: KVCache, paging: Paging, scale: float
+) -> Queries:
+    slots = token_slots(paging.block_tables, paging.block_size)
+    bounds, contexts = paging.cu_seqlens_q.tolist(), paging.context_lens.tolist()
+    out = torch.empty_like(q)
+    for seq, (first, last, context) in enumerate(zip(bounds, bounds[1:], contexts, strict=False)):
+        rows = last - first
+        seen = slots[seq, : context + rows]
+        out[first:last] = F.scaled_dot_product_attention(
+            q[first:last].float().transpose(0, 1),
+            k_cache[seen].float().transpose(0, 1),
+            v_cache[seen].float().transpose(0, 1),
+            attn_mask=torch.ones(rows, context + rows, dtype=torch.bool, device=q.device).tril_(context),
+            scale=scale,
+            enable_gqa=True,
+        ).transpose(0, 1)
+    return out
+
+
+def attention_prefill_sample(
+    dtype: torch.dtype,
+    device: str,
+    *,
+    num_seqs: int,
+    max_rows: int,
+    max_context: int,
+    block_size: int,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+) -> dict[str, Any]:
+    """Ragged chunks over ragged contexts; every slot that holds no token is NaN."""
+    rows = [max_rows, *torch.randint(1, max_rows + 1, (num_seqs - 1,)).tolist()]
+    contexts = [max_context, *torch.randint(0, max_context + 1, (num_seqs - 1,)).tolist()]
+    lengths = [n + c for n, c in zip(rows, contexts, strict=True)]
+    paging = sample_paging(contexts, rows, lengths, block_size)
+    slots = token_slots(paging.block_tables, block_size)
+    used = torch.cat([slots[seq, :length] for seq, length in enumerate(lengths)])
+    k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device)
+    return {
+        "q": torch.randn(sum(rows), num_kv_heads * group, head_dim, dtype=dtype, device=device),
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "paging": paging_to(paging, device),
+        "scale": head_dim**-0.5,
+    }
+
+
+def attention_prefill_cost(q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float) -> Cost:
+    """Keys and values are read once per sequence; the causal half of the chunk is scored."""
+    _, num_kv_heads, head_dim = k_cache.shape
+    rows, contexts = paging.cu_seqlens_q.diff().long(), paging.context_lens.long()
+    scored = int((rows * contexts + rows * (rows + 1) // 2).sum())
+    read = int((rows + contexts).sum()) * 2 * num_kv_heads * head_dim
+    return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
+
+
+@triton.jit(do_not_specialize=["max_blocks"])
+def _prefill_kernel(
+    out_ptr,  # [num_tokens, num_heads, head_dim]
+    q_ptr,  # [num_tokens, num_heads, head_dim]
+    k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    cu_seqlens_q_ptr,  # [num_seqs + 1]
+    context_lens_ptr,  # [num_seqs]
+    block_tables_ptr,  # [num_seqs, max_blocks]
+    num_kv_heads,
+    group,
+    head_dim,
+    max_blocks,
+    block_size,
+    scale_log2,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One tile of a sequence's rows and their grouped heads, packed, over all positions up to its last row."""
+    start = tl.program_id(0) * BLOCK_M
+    kv_head = tl.program_id(1)
+    seq = tl.program_id(2).to(tl.int64)
+    first_row = tl.load(cu_seqlens_q_ptr + seq)
+    num_rows = tl.load(cu_seqlens_q_ptr + seq + 1) - first_row
+    if start >= num_rows * group:
+        return
+    context_len = tl.load(context_lens_ptr + seq)
+    block_table_ptr = block_tables_ptr + seq * max_blocks
+    offs_m = start + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < num_rows * group
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_md = mask_m[:, None] & (offs_d < head_dim)[None, :]
+    offs_t = tl.arange(0, TILE)
+    num_heads = num_kv_heads * group
+    heads = (first_row + offs_m // group).to(tl.int64) * num_heads + kv_head * group + offs_m % group
+    offsets = heads[:, None] * head_dim + offs_d[None, :]
+    q = tl.load(q_ptr + offsets, mask=mask_md, other=0.0)
+    row_positions = context_len + offs_m // group
+    length = context_len + tl.minimum((start + BLOCK_M - 1) // group + 1, num_rows)
+    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for tile_start in range(0, length, TILE):
+        positions = tile_start + offs_t
+        stored = positions < length
+        slots = load_slots(block_table_ptr, positions, block_size, stored)
+        k = load_tile(k_cache_ptr, slots, stored, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        v = load_tile(v_cache_ptr, slots, stored, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        visible = positions[None, :] <= row_positions[:, None]
+        running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
+    tl.store(out_ptr + offsets, acc / running_sum[:, None], mask=mask_md)
+
+
+@op(
+    reference=attention_prefill_reference,
+    sample=attention_prefill_sample,
+    cost=attention_prefill_cost,
+    typical={
+        "num_seqs": 2,
+        "max_rows": 512,
+        "max_context": 1024,
+        "block_size": 16,
+        "num_kv_heads": 8,
+        "group": 4,
+        "head_dim": 128,
+    },
+)
+def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float) -> None:
+    """out = softmax(scale * q k^T) v, row i of a sequence over positions 0 .. context_len + i; statistics in fp32."""
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    group = num_heads // num_kv_heads
+    block_m, tile = (128, 64) if q.element_size() == 2 else (32, 32)  # larger ones spill registers
+    grid = (triton.cdiv(paging.max_rows * group, block_m), num_kv_heads, paging.context_lens.shape[0])
+    _prefill_kernel[grid](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        paging.cu_seqlens_q,
+        paging.context_lens,
+        paging.block_tables,
+        num_kv_heads,
+        group,
+        head_dim,
+        paging.block_tables.shape[1],
+        paging.block_size,
+        scale * LOG2_E,
+        TILE=tile,
+        BLOCK_M=block_m,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=8,
+        num_stages=2,
+    )

@@ -1,0 +1,43 @@
+"""Steps shared by the attention kernels: load a tile of the paged cache, fold it into a softmax."""
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def fold_tile(
+    running_max,  # fp32 [BLOCK_M], in units of log2
+    running_sum,  # fp32 [BLOCK_M]
+    acc,  # fp32 [BLOCK_M, BLOCK_D]
+    q,  # [BLOCK_M, BLOCK_D]
+    k,  # [TILE, BLOCK_D]
+    v,  # [TILE, BLOCK_D]
+    scale_log2,
+    visible,  # bool, broadcasts to [BLOCK_M, TILE]; by now every row has seen a key
+):
+    """One step of online softmax (arXiv:2205.14135). fma by name, so that no compiler chooses where to contract."""
+    scores = tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
+    new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
+    shrink = tl.exp2(running_max - new_max)
+    probs = tl.exp2(tl.fma(scores, scale_log2, -new_max[:, None]))
+    running_sum = tl.fma(running_sum, shrink, tl.sum(probs, axis=1))
+    acc = tl.dot(probs.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_max, running_sum, acc
+
+
+@triton.jit
+def load_tile(
+    cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    slots,  # int64 [TILE]
+    mask,  # [TILE]
+    head_idx,
+    num_kv_heads,
+    head_dim,
+    BLOCK_D: tl.constexpr,
+):
+    """Keys or values of a tile [TILE, BLOCK_D], 0 where masked."""
+    offs_d = tl.arange(0, BLOCK_D)
+    offsets = (slots[:, None] * num_kv_heads + head_idx) * head_dim + offs_d[None, :]
+    return tl.load(cache_ptr + offsets, mask=mask[:, None] & (offs_d < head_dim)[None, :], other=0.0)

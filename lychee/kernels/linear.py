@@ -1,0 +1,259 @@
+"""Linear layers: the decode class (few rows, any number of them, each row's result independent of the others), prefill
+(many rows) and the language-model head (fp32 logits). All accumulate in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .op import op
+from .types import Bias, Cost, Features, Projected, ProjectedF32, Weight
+
+BLOCK_M = 16  # rows of a decode tile: the narrowest token operand that every tensor-core shape takes
+
+
+class Config(NamedTuple):
+    """Tile sizes of one launch; a function of the weight alone, so that a row's sum never depends on its batch."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_config(out_features: int, dtype: torch.dtype) -> Config:
+    """Weight tiles narrow enough that small layers still occupy every multiprocessor."""
+    if dtype is torch.float32:
+        return Config(BLOCK_M, 32, 64, num_warps=4, num_stages=3)
+    if out_features >= 8192:
+        return Config(BLOCK_M, 64, 64, num_warps=4, num_stages=6)
+    return Config(BLOCK_M, 32 if out_features >= 4096 else 16, 128, num_warps=4, num_stages=4)
+
+
+def prefill_config(dtype: torch.dtype) -> Config:
+    if dtype is torch.float32:
+        return Config(64, 64, 16, num_warps=4, num_stages=3)
+    return Config(128, 128, 64, num_warps=8, num_stages=3)
+
+
+def linear_reference(x: Features, weight: Weight, bias: Bias | None = None) -> Projected:
+    return F.linear(x, weight, bias)
+
+
+def linear_prefill_reference(x: Features, weight: Weight, bias: Bias | None = None) -> Projected:
+    return F.linear(x, weight, bias)
+
+
+def lm_head_reference(x: Features, weight: Weight) -> ProjectedF32:
+    return F.linear(x.float(), weight.float())
+
+
+def lm_head_sample(
+    dtype: torch.dtype, device: str, *, num_tokens: int, in_features: int, out_features: int
+) -> dict[str, Any]:
+    x = torch.randn(num_tokens, in_features, dtype=dtype, device=device)
+    weight = torch.randn(out_features, in_features, dtype=dtype, device=device).mul_(in_features**-0.5)
+    return {"x": x, "weight": weight}
+
+
+def linear_sample(
+    dtype: torch.dtype, device: str, *, num_tokens: int, in_features: int, out_features: int, has_bias: int
+) -> dict[str, Any]:
+    inputs = lm_head_sample(dtype, device, num_tokens=num_tokens, in_features=in_features, out_features=out_features)
+    return {**inputs, "bias": torch.randn(out_features, dtype=dtype, device=device) if has_bias else None}
+
+
+def linear_cost(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Cost:
+    (num_tokens, in_features), out_features = x.shape, weight.shape[0]
+    elements = x.numel() + weight.numel() + num_tokens * out_features + (0 if bias is None else bias.numel())
+    return Cost(flops=2 * num_tokens * in_features * out_features, bytes=elements * x.element_size())
+
+
+def lm_head_cost(x: Tensor, weight: Tensor) -> Cost:
+    (num_tokens, in_features), out_features = x.shape, weight.shape[0]
+    moved = (x.numel() + weight.numel()) * x.element_size() + 4 * num_tokens * out_features
+    return Cost(flops=2 * num_tokens * in_features * out_features, bytes=moved)
+
+
+@triton.jit
+def _dot_tile(acc, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """acc [BLOCK_N, BLOCK_M] plus weight [BLOCK_N, BLOCK_K] times one row tile's features, transposed."""
+    offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_k = start + tl.arange(0, BLOCK_K)
+    mask = (offs_m < num_tokens)[None, :] & (offs_k < in_features)[:, None]
+    x = tl.load(x_ptr + offs_m[None, :] * in_features + offs_k[:, None], mask=mask, other=0.0)
+    return tl.dot(weight, x, acc, input_precision="ieee")
+
+
+@triton.jit
+def _store_tile(y_ptr, acc, bias, tile, offs_n, num_tokens, out_features, BLOCK_M: tl.constexpr):
+    offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask = (offs_m < num_tokens)[None, :] & (offs_n < out_features)[:, None]
+    tl.store(y_ptr + offs_m[None, :] * out_features + offs_n[:, None], acc + bias[:, None], mask=mask)
+
+
+@triton.jit
+def _linear_decode_kernel(
+    y_ptr,  # [num_tokens, out_features]
+    x_ptr,  # [num_tokens, in_features]
+    weight_ptr,  # [out_features, in_features]
+    bias_ptr,  # [out_features] or None
+    num_tokens,
+    out_features,
+    in_features,
+    ROW_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Row tiles are the fastest grid axis: programs that share weights run together and the weights leave memory once.
+    tile = tl.program_id(0) * ROW_TILES
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < out_features
+    acc_0 = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    acc_1 = acc_0
+    acc_2 = acc_0
+    acc_3 = acc_0
+    for start in range(0, in_features, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask = mask_n[:, None] & (offs_k < in_features)[None, :]
+        # The weight is the A operand: its many rows fill the tensor core, the few tokens are the narrow side. Tokens go
+        # by dots of one shape, whatever their number, so that a row is summed alike in any batch.
+        weight = tl.load(weight_ptr + offs_n[:, None] * in_features + offs_k[None, :], mask=mask, other=0.0)
+        acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+        if ROW_TILES > 1:
+            acc_1 = _dot_tile(acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+        if ROW_TILES > 2:
+            acc_2 = _dot_tile(acc_2, weight, x_ptr, tile + 2, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+            acc_3 = _dot_tile(acc_3, weight, x_ptr, tile + 3, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+    bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+    _store_tile(y_ptr, acc_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
+    if ROW_TILES > 1:
+        _store_tile(y_ptr, acc_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
+    if ROW_TILES > 2:
+        _store_tile(y_ptr, acc_2, bias, tile + 2, offs_n, num_tokens, out_features, BLOCK_M)
+        _store_tile(y_ptr, acc_3, bias, tile + 3, offs_n, num_tokens, out_features, BLOCK_M)
+
+
+@triton.jit
+def _linear_prefill_kernel(
+    y_ptr,  # [num_tokens, out_features]
+    x_ptr,  # [num_tokens, in_features]
+    weight_ptr,  # [out_features, in_features]
+    bias_ptr,  # [out_features] or None
+    num_tokens,
+    out_features,
+    in_features,
+    GROUP_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Programs sweep all row tiles of GROUP_N column tiles before the next group, so the group's weights stay in L2.
+    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
+    tiles_n = tl.cdiv(out_features, BLOCK_N)
+    group = tl.program_id(0) // (tiles_m * GROUP_N)
+    width = min(tiles_n - group * GROUP_N, GROUP_N)
+    within = tl.program_id(0) % (tiles_m * GROUP_N)
+    offs_m = (within // width).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (group * GROUP_N + within % width).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_m = offs_m < num_tokens
+    mask_n = offs_n < out_features
+    x_ptrs = x_ptr + offs_m[:, None] * in_features + offs_k[None, :]
+    weight_ptrs = weight_ptr + offs_n[None, :] * in_features + offs_k[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        mask_k = offs_k < in_features - start
+        x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+        weight = tl.load(weight_ptrs + start, mask=mask_n[None, :] & mask_k[:, None], other=0.0)
+        acc = tl.dot(x, weight, acc, input_precision="ieee")
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+    y_ptrs = y_ptr + offs_m[:, None] * out_features + offs_n[None, :]
+    tl.store(y_ptrs, acc, mask=mask_m[:, None] & mask_n[None, :])
+
+
+def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    (num_tokens, in_features), out_features = x.shape, weight.shape[0]
+    config = decode_config(out_features, weight.dtype)
+    row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
+    grid = (triton.cdiv(num_tokens, row_tiles * config.block_m), triton.cdiv(out_features, config.block_n))
+    _linear_decode_kernel[grid](
+        y,
+        x,
+        weight,
+        bias,
+        num_tokens,
+        out_features,
+        in_features,
+        ROW_TILES=row_tiles,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+@op(
+    reference=linear_reference,
+    sample=linear_sample,
+    cost=linear_cost,
+    typical={"num_tokens": 16, "in_features": 4096, "out_features": 4096, "has_bias": 0},
+)
+def linear(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """y = x weight^T + bias for the rows of a decode batch, summed in fp32 in one order of in_features.
+
+    A row's bits do not depend on the number of rows or on its place among them: rows go by tiles of 16 and tile sizes
+    depend on the weight alone.
+    """
+    _launch_decode(y, x, weight, bias)
+
+
+@op(
+    reference=lm_head_reference,
+    sample=lm_head_sample,
+    cost=lm_head_cost,
+    typical={"num_tokens": 16, "in_features": 4096, "out_features": 32000},
+)
+def lm_head(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    """y = x weight^T as `linear`, kept in fp32: logits."""
+    _launch_decode(y, x, weight, None)
+
+
+@op(
+    reference=linear_prefill_reference,
+    sample=linear_sample,
+    cost=linear_cost,
+    typical={"num_tokens": 2048, "in_features": 4096, "out_features": 4096, "has_bias": 0},
+)
+def linear_prefill(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """y = x weight^T + bias for many rows, in square tiles; a row's bits do not depend on the other rows."""
+    (num_tokens, in_features), out_features = x.shape, weight.shape[0]
+    config = prefill_config(weight.dtype)
+    grid = (triton.cdiv(num_tokens, config.block_m) * triton.cdiv(out_features, config.block_n),)
+    _linear_prefill_kernel[grid](
+        y,
+        x,
+        weight,
+        bias,
+        num_tokens,
+        out_features,
+        in_features,
+        GROUP_N=8,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )

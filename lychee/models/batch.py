@@ -1,0 +1,153 @@
+"""Batch: the rows of one forward pass, ragged over sequences, built on the host from lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lychee.kernels.types import I32, Ancestors, Paging, Positions, SlotMapping, Spec, TokenIds
+
+Ints = NDArray[np.int32]
+LogitRows = Annotated[Tensor, Spec("num_logit_rows", I32, "row of the batch")]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows with their paging. Trees in decode, chunks of prompts in prefill; never both.
+
+    `logit_rows` None asks for the logits of every row.
+    """
+
+    tokens: TokenIds
+    positions: Positions
+    slot_mapping: SlotMapping
+    paging: Paging
+    ancestors: Ancestors | None
+    logit_rows: LogitRows | None
+
+    @property
+    def is_decode(self) -> bool:
+        return self.ancestors is not None
+
+    @classmethod
+    def prefill(
+        cls,
+        tokens: Sequence[Sequence[int]],
+        context_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str = "cpu",
+        logit_rows: Sequence[int] | None = None,
+    ) -> Batch:
+        """One chunk per sequence: row i is the token at position `context_len + i`, stored at that slot."""
+        rows = _Rows.of(tokens, context_lens, block_tables, block_size)
+        return rows.batch(rows.stored_at, None, torch.device(device), logit_rows)
+
+    @classmethod
+    def decode(
+        cls,
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        context_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str = "cpu",
+        logit_rows: Sequence[int] | None = None,
+    ) -> Batch:
+        """One tree per sequence: row i is node i, at slot `context_len + i` and position `context_len + depth(i)`.
+
+        A chain is the tree whose parents are -1, 0, 1, ...; one node is plain decoding. Raises ValueError where a tree
+        does not start with parent -1 or names a parent that does not come before its child.
+        """
+        rows = _Rows.of(tokens, context_lens, block_tables, block_size)
+        ancestors, depths = _ancestors(_flat(parents), rows)
+        return rows.batch(rows.context_lens[rows.seq_idx] + depths, ancestors, torch.device(device), logit_rows)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Host arrays of a batch. `stored_at` is each row's place in its sequence: context_len plus its local index."""
+
+    tokens: Ints
+    cu_seqlens_q: Ints
+    seq_idx: Ints
+    local: Ints
+    context_lens: Ints
+    stored_at: Ints
+    block_tables: Ints
+    block_size: int
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[Sequence[int]],
+        context_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+    ) -> _Rows:
+        counts = np.fromiter(map(len, tokens), np.int32, len(tokens))
+        cu_seqlens_q = np.zeros(len(tokens) + 1, np.int32)
+        np.cumsum(counts, out=cu_seqlens_q[1:])
+        seq_idx = np.repeat(np.arange(len(tokens), dtype=np.int32), counts)
+        local = np.arange(len(seq_idx), dtype=np.int32) - cu_seqlens_q[seq_idx]
+        lens = np.asarray(context_lens, np.int32)
+        # The pad is never read; block 0 keeps even a stray address inside the cache.
+        tables = np.zeros((len(tokens), max(map(len, block_tables))), np.int32)
+        for seq, blocks in enumerate(block_tables):
+            tables[seq, : len(blocks)] = blocks
+            if (needed := lens[seq] + counts[seq]) > len(blocks) * block_size:
+                raise ValueError(
+                    f"block_tables[{seq}] has {len(blocks)} blocks of {block_size} slots, {needed} slots are needed"
+                )
+        return cls(_flat(tokens), cu_seqlens_q, seq_idx, local, lens, lens[seq_idx] + local, tables, block_size)
+
+    def batch(
+        self, positions: Ints, ancestors: Ints | None, device: torch.device, logit_rows: Sequence[int] | None
+    ) -> Batch:
+        def tensor(array: Ints) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        blocks = self.block_tables[self.seq_idx, self.stored_at // self.block_size]
+        return Batch(
+            tokens=tensor(self.tokens),
+            positions=tensor(positions),
+            slot_mapping=tensor(blocks * np.int32(self.block_size) + self.stored_at % np.int32(self.block_size)),
+            paging=Paging(
+                cu_seqlens_q=tensor(self.cu_seqlens_q),
+                seq_idx=tensor(self.seq_idx),
+                context_lens=tensor(self.context_lens),
+                block_tables=tensor(self.block_tables),
+                block_size=self.block_size,
+                max_rows=int(self.local.max()) + 1,
+                max_context=int(self.context_lens.max()),
+            ),
+            ancestors=None if ancestors is None else tensor(ancestors),
+            logit_rows=None if logit_rows is None else tensor(np.asarray(logit_rows, np.int32)),
+        )
+
+
+def _flat(values: Sequence[Sequence[int]]) -> Ints:
+    return np.fromiter(chain.from_iterable(values), np.int32)
+
+
+def _ancestors(parents: Ints, rows: _Rows) -> tuple[Ints, Ints]:
+    """Each row's path by depth, itself last and -1 past it [num_tokens, max_path], and its depth [num_tokens]."""
+    local, num_rows = rows.local, len(rows.local)
+    if len(parents) != num_rows or not np.all(np.where(local == 0, parents == -1, (parents >= 0) & (parents < local))):
+        raise ValueError("parents must give -1 for each tree's first node and an earlier node for every other")
+    starts = rows.cu_seqlens_q[rows.seq_idx]
+    climbed = [local]  # by steps up from the row; -1 above the root
+    while (climbed[-1] > 0).any():
+        climbed.append(np.where(climbed[-1] > 0, parents[starts + climbed[-1]], np.int32(-1)))
+    upward = np.stack(climbed, axis=1)
+    depths = (upward >= 0).sum(axis=1, dtype=np.int32) - np.int32(1)
+    steps_up = depths[:, None] - np.arange(len(climbed), dtype=np.int32)
+    ancestors = upward[np.arange(num_rows)[:, None], np.maximum(steps_up, 0)]
+    return np.where(steps_up >= 0, ancestors, np.int32(-1)), depths

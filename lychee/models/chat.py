@@ -1,0 +1,144 @@
+"""Chat templates: messages to one prompt text. The template is untrusted, and so is what users write."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .files import ModelError, read_json, read_text
+from .tokenizer import BREAK, Tokenizer, check_text
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_TEMPLATE = 1 << 18  # bytes
+MAX_MESSAGES = 1 << 22  # characters of all contents
+MAX_SECONDS = 5.0
+
+
+class ChatError(ValueError):
+    """Messages or a template cannot be rendered."""
+
+
+class ChatTemplate:
+    """A model's template. Rendering is bounded in time and memory; a control string in a message stays text."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, max_seconds: float = MAX_SECONDS) -> None:
+        self.source, self.max_seconds = source, max_seconds
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        self._tokens = {name: "" if i is None else tokenizer.token_string(i) for name, i in ids.items()}
+        strings = "|".join(map(re.escape, tokenizer.control)) or r"(?!)"
+        self._starts = re.compile(f"(?={strings}).", re.DOTALL)
+        self._worker = Worker()
+
+    @classmethod
+    def load(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """From chat_template.jinja or tokenizer_config.json. Raises ModelError where there is none."""
+        return cls(template_source(Path(path)), tokenizer)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt, for `Tokenizer.encode_chat`. Raises ChatError."""
+        values = {
+            "messages": [{"role": m["role"], "content": self._defused(m["content"])} for m in checked(messages)],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+            **self._tokens,
+        }
+        return self._worker.render({"template": self.source, "values": values}, self.max_seconds)
+
+    def _defused(self, content: str) -> str:
+        """A BREAK after the first character of every control string that a message holds."""
+        return self._starts.sub(lambda start: start[0] + BREAK, content)
+
+
+def checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Refuse anything but a non-empty list of {role, content} with known roles and valid text."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ChatError("messages must be a list of at least one message")
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            raise ChatError(f"{where} must have exactly the keys role and content")
+        if message["role"] not in ROLES:
+            raise ChatError(f"{where}.role is {message['role']!r}, must be {' or '.join(ROLES)}")
+        try:
+            check_text(message["content"], f"{where}.content")
+        except ValueError as error:
+            raise ChatError(str(error)) from error
+    if (total := sum(len(m["content"]) for m in messages)) > MAX_MESSAGES:
+        raise ChatError(f"messages have {total} characters, may have at most {MAX_MESSAGES}")
+    return messages
+
+
+def template_source(path: Path) -> str:
+    """The directory's default template."""
+    if (path / "chat_template.jinja").is_file():
+        return read_text(path / "chat_template.jinja", MAX_TEMPLATE)
+    file = path / "tokenizer_config.json"
+    template = read_json(file).get("chat_template") if file.is_file() else None
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+        if template is None:
+            raise ModelError(f"{file}: chat_template names {sorted(map(str, named))}, none of them is default")
+    if template is None:
+        raise ModelError(f"{path} has no chat template; give a prompt instead of messages")
+    if not isinstance(template, str) or len(template.encode()) > MAX_TEMPLATE:
+        raise ModelError(f"{file}: chat_template must be a string of at most {MAX_TEMPLATE} bytes")
+    return template
+
+
+class Worker:
+    """The rendering process: started at the first use, again after it had to be stopped, ended with its owner."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def render(self, request: Mapping[str, Any], max_seconds: float) -> str:
+        with self._lock:
+            process = self._started()
+            timer = threading.Timer(max_seconds, process.kill)
+            timer.start()
+            try:
+                reply = self._ask(process, json.dumps(request))
+            finally:
+                timer.cancel()
+        if not reply:
+            raise ChatError(f"chat template was stopped: it ran longer than {max_seconds:g} s, or crashed")
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise ChatError(f"chat template {answer['error']}")
+        return str(answer["text"])
+
+    def _ask(self, process: subprocess.Popen[str], request: str) -> str:
+        """The reply's line; empty where the process has died."""
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        except BrokenPipeError:
+            return ""
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-I", str(Path(__file__).with_name("chat_worker.py"))]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            weakref.finalize(self, _end, self._process)
+        return self._process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()

@@ -1,0 +1,40 @@
+"""Storage of the paged KV cache of one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lychee.kernels import types
+
+from .config import ModelConfig
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of all layers; block b is slots b * block_size up to (b + 1) * block_size."""
+
+    storage: types.KVStorageWritten
+    block_size: int
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> KVCache:
+        shape = (config.num_layers, 2, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        return cls(torch.zeros(shape, dtype=dtype, device=device), block_size)
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Memory of one block, all layers."""
+        return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    @property
+    def num_blocks(self) -> int:
+        return self.storage.shape[2] // self.block_size
+
+    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, as views."""
+        return self.storage[layer_idx, 0], self.storage[layer_idx, 1]

@@ -1,0 +1,249 @@
+"""`python -m lychee.run`: complete prompts with a model, or with a model and a draft, and say how fast it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import sys
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tqdm import tqdm
+
+from . import demo
+from .models.chat import ChatError
+from .models.files import ModelError
+from .report import Run, report, table
+from .runtime.config import SpeculativeConfig
+from .runtime.llm import DTYPES, LLM, Prompt
+from .runtime.sampling_params import ParameterError, SamplingParams
+from .runtime.sequence import Mode
+
+SPECULATION_FLAGS = ("draft_model", "max_draft_len", "num_speculative_tokens", "verify", "speculative_config")
+STDIN_WAIT_S = 2.0
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="lychee run", description=__doc__, allow_abbrev=False)
+    p.add_argument("model", nargs="?", help="a Hugging Face model directory; without it, the packaged pair")
+    p.add_argument("--draft-model", metavar="DIR", help="the draft model's directory; without it decoding is native")
+    source = p.add_mutually_exclusive_group()
+    source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
+    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
+    p.add_argument("--prompt-file-whole", action="store_true", help="the prompt file is one prompt")
+    p.add_argument(
+        "--chat", action="store_true", help="each prompt is a user's message under the model's chat template"
+    )
+    p.add_argument("--max-tokens", type=int, default=128, help="tokens to emit per prompt (default 128)")
+    p.add_argument("--temperature", type=float, help="0 is greedy (default 0; the packaged pair's is 0.7)")
+    p.add_argument("--top-p", type=float, help="1 is off (default 1)")
+    p.add_argument("--top-k", type=int, default=0, help="0 is off")
+    p.add_argument("--min-p", type=float, default=0.0, help="0 is off")
+    p.add_argument("--seed", type=int, help="same seed, same text, with or without speculation")
+    p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
+    p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
+    p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
+    p.add_argument("--verify", choices=("auto", "rejection", "coupled"), help="how drafts are accepted (default auto)")
+    p.add_argument("--speculative-config", metavar="JSON", help="fields of SpeculativeConfig as a JSON object")
+    p.add_argument("--native", action="store_true", help="decode without the draft model")
+    p.add_argument(
+        "--compare", action="store_true", help="native against speculative, alternated; implies --ignore-eos"
+    )
+    p.add_argument("--batch-size", type=int, metavar="N", help="prompts run together (default all; 1 with --compare)")
+    p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
+    p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="default: float32 on the CPU")
+    return p
+
+
+def main(argv: Seq[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        return _main(args)
+    except (ParameterError, ModelError, ChatError, OSError) as error:
+        print(f"lychee run: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(args: argparse.Namespace) -> int:
+    _check(args)
+    packaged = args.model is None
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
+        top_p=_default(args.top_p, demo.TOP_P if packaged else 1.0),
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=_default(args.seed, demo.SEED if packaged else None),
+        ignore_eos=args.ignore_eos or args.compare,
+    )
+    draft = args.draft_model or (demo.DRAFT if packaged else None)
+    if args.native and not args.compare:
+        draft = None
+    if args.compare and draft is None:
+        raise ParameterError("--compare needs a --draft-model")
+    config = None if draft is None else _speculative_config(args)
+    llm = LLM(args.model or demo.TARGET, draft, config, device=args.device, dtype=args.dtype)
+    texts = _prompts(args, packaged)
+    prompts: list[Prompt] = (
+        [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
+    )
+    if args.compare:
+        runs, identical = compare(llm, prompts, params, args.batch_size or 1)
+        _print_comparison(runs, identical)
+    else:
+        runs, identical = [_stream(llm, prompts, params, args.batch_size or len(prompts))], None
+        Console(stderr=True).print(table(runs))
+    if args.report:
+        args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that would be ignored."""
+    if args.native and args.compare:
+        raise ParameterError("--native and --compare exclude each other: --compare runs both")
+    if args.native or (args.model and not args.draft_model):
+        for name in SPECULATION_FLAGS:
+            if getattr(args, name) is not None:
+                why = "--native" if args.native else "no --draft-model"
+                raise ParameterError(f"--{name.replace('_', '-')} has no use with {why}")
+    if args.prompt_file_whole and not args.prompt_file:
+        raise ParameterError("--prompt-file-whole needs a --prompt-file")
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
+    if args.report and not args.report.absolute().parent.is_dir():
+        raise ParameterError(f"--report is {args.report}, whose directory does not exist")
+
+
+def _speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
+    config = SpeculativeConfig.from_json(args.speculative_config or "{}")
+    given = {k: getattr(args, k) for k in ("max_draft_len", "num_speculative_tokens", "verify")}
+    return replace(config, **{k: v for k, v in given.items() if v is not None})
+
+
+def _default(given: Any, default: Any) -> Any:
+    return default if given is None else given
+
+
+def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
+    if args.prompt is not None:
+        return [args.prompt]
+    if args.prompt_file:
+        try:
+            text = args.prompt_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"--prompt-file {args.prompt_file} is not UTF-8: {error}") from error
+        found = [text] if args.prompt_file_whole else [line for line in text.splitlines() if line.strip()]
+        if not any(found):
+            raise ParameterError(f"--prompt-file {args.prompt_file} holds no prompt")
+        return found
+    if text := _read_stdin(wait=not packaged):
+        return [text]
+    if not packaged:
+        raise ParameterError("no prompt: give --prompt, --prompt-file, or text on standard input")
+    return [p for kind in demo.prompts().values() for p in kind] if args.compare else [demo.PROMPT]
+
+
+def _read_stdin(wait: bool) -> str:
+    """Standard input, unless it is a terminal. Without `wait`, an input that stays silent counts as empty."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
+        return ""
+    return sys.stdin.read()
+
+
+def _batches(prompts: Seq[Prompt], size: int) -> Iterator[list[Prompt]]:
+    for start in range(0, len(prompts), size):
+        yield list(prompts[start : start + size])
+
+
+def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> Run:
+    """Complete the prompts and print the text as it comes, each prompt's in turn."""
+    run = Run("speculative" if llm.draft else "native")
+    for batch in _batches(prompts, batch_size):
+        start = time.perf_counter()
+        stream = llm.stream(batch, params)
+        printer = _Printer(len(prompts) > 1, len(run.outputs), batch)
+        for chunk in stream:
+            printer.show(chunk.request_id, chunk.text, chunk.finish_reason is not None)
+        run.wall_s += time.perf_counter() - start
+        run.outputs += stream.outputs()
+    run.metrics = llm.metrics()
+    return run
+
+
+class _Printer:
+    """Prints several prompts' texts in order: the first unfinished one live, the others when their turn comes."""
+
+    def __init__(self, titled: bool, first_number: int, prompts: Seq[Prompt]) -> None:
+        self.titled, self.first_number, self.prompts = titled, first_number, prompts
+        self.texts = [""] * len(prompts)
+        self.ended = [False] * len(prompts)
+        self.turn = -1
+        self._begin()
+
+    def show(self, index: int, text: str, ended: bool) -> None:
+        self.texts[index] += text
+        self.ended[index] |= ended
+        if index == self.turn:
+            print(text, end="", flush=True)
+        while self.turn < len(self.prompts) and self.ended[self.turn]:
+            print(flush=True)
+            self._begin()
+
+    def _begin(self) -> None:
+        self.turn += 1
+        if self.turn < len(self.prompts):
+            prompt = self.prompts[self.turn]
+            if self.titled:
+                print(f"[{self.first_number + self.turn + 1}] ", end="")
+            print((prompt if isinstance(prompt, str) else "") + self.texts[self.turn], end="", flush=True)
+
+
+def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> tuple[list[Run], bool | None]:
+    """Native and speculative runs of the same prompts, alternated after a warm-up; whether their tokens are identical.
+
+    `identical` is None where speculation promises the distribution only (rejection without a seed).
+    """
+    for native in (True, False):
+        llm.generate(prompts[0], replace(params, max_tokens=min(params.max_tokens, 8)), native=native)
+        llm.reset_metrics(native)
+    runs = [Run("native"), Run("speculative")]
+    for i, batch in enumerate(tqdm(list(_batches(prompts, batch_size)), desc="comparing", unit="batch", leave=False)):
+        for run in runs if i % 2 == 0 else reversed(runs):
+            start = time.perf_counter()
+            run.outputs += llm.generate(batch, params, native=run.name == "native")
+            run.wall_s += time.perf_counter() - start
+    for run in runs:
+        run.metrics = llm.metrics(run.name == "native")
+    if llm.mode(params) is Mode.REJECTION:
+        return runs, None
+    return runs, all(a.token_ids == b.token_ids for a, b in zip(*(r.completions for r in runs), strict=True))
+
+
+def _print_comparison(runs: list[Run], identical: bool | None) -> None:
+    out = Console()
+    out.print(table(runs))
+    out.print(f"speedup: {runs[0].wall_s / runs[1].wall_s:.2f} (native end-to-end time / speculative)")
+    if identical is None:
+        out.print("identical: null (rejection sampling keeps the distribution, not the tokens; give a --seed for both)")
+        return
+    out.print(f"identical: {str(identical).lower()}")
+    for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):
+        if a.token_ids != b.token_ids:
+            at = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
+            out.print(f"prompt {number + 1} differs from token {at + 1}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

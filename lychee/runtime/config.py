@@ -1,0 +1,93 @@
+"""Configuration of speculation and of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from .sampling_params import ParameterError, check_float, check_int, refuse
+
+Verify = Literal["auto", "rejection", "coupled"]
+MAX_DRAFT_LEN = 32
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How a draft model is used.
+
+    max_draft_len: most tokens drafted in a round, 0 to 32; 0 decodes natively.
+    adaptive (alias adaptive_max_draft_len): choose the length per request and round from its recent acceptance;
+        otherwise it is fixed.
+    num_speculative_tokens: a fixed length; the same as max_draft_len=k with adaptive=False.
+    acceptance_threshold: an adaptive length shrinks while the acceptance rate of recent rounds is below this.
+    fallback_sampling: draw the token after a rejection from the residual distribution, which keeps the output
+        distributed exactly as the target's. False draws it from the unmodified target distribution: lossy.
+    verify: `rejection` keeps the distribution; `coupled` draws draft and target with the request's own noise, so a
+        seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, rejection for others.
+        At temperature 0 both are greedy.
+    """
+
+    max_draft_len: int = 16
+    adaptive: bool = True
+    num_speculative_tokens: int | None = None
+    acceptance_threshold: float = 0.4
+    fallback_sampling: bool = True
+    verify: Verify = "auto"
+    adaptive_max_draft_len: InitVar[bool | None] = None
+
+    def __post_init__(self, adaptive_max_draft_len: bool | None) -> None:
+        check_int("max_draft_len", self.max_draft_len, 0, MAX_DRAFT_LEN)
+        if adaptive_max_draft_len is not None:
+            object.__setattr__(self, "adaptive", adaptive_max_draft_len)
+        if self.num_speculative_tokens is not None:
+            check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
+            object.__setattr__(self, "max_draft_len", self.num_speculative_tokens)
+            object.__setattr__(self, "adaptive", False)
+        check_float("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)
+        for name in ("adaptive", "fallback_sampling"):
+            if not isinstance(getattr(self, name), bool):
+                raise refuse(name, getattr(self, name), "true or false")
+        if self.verify not in get_args(Verify):
+            raise refuse("verify", self.verify, " or ".join(get_args(Verify)))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """From a JSON object; an unknown key is refused."""
+        allowed = {f.name for f in fields(cls)} | {"adaptive_max_draft_len"}
+        for key in given:
+            if key not in allowed:
+                raise ParameterError(f"speculative_config has {key!r}, may have {', '.join(sorted(allowed))}")
+        return cls(**given)
+
+    @classmethod
+    def from_json(cls, text: str) -> SpeculativeConfig:
+        try:
+            given = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ParameterError(f"speculative_config is not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise refuse("speculative_config", given, "a JSON object")
+        return cls.parse(given)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the engine.
+
+    block_size: KV slots per block. num_blocks: blocks in the pool; None takes what max_num_seqs sequences of
+    max_model_len need, within half of the free memory. max_num_batched_tokens: prompt tokens per prefill step.
+    max_model_len: tokens a sequence may have; None is the target's own limit.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in get_type_hints(type(self)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)

@@ -1,0 +1,107 @@
+"""The controller: how many tokens to draft for each request in each round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .config import SpeculativeConfig
+from .tree import TreeShape
+
+BUCKETS = (4, 8, 12, 16, 24, 32)
+WINDOW = 8  # rounds
+REJECTIONS_TO_SHORTEN = 2  # full rejections in a row that drop to the smallest bucket
+REJECTIONS_TO_STOP = 4  # full rejections in a row after which the request decodes natively for a while
+FIRST_PAUSE, LAST_PAUSE = 4, 64  # rounds of native decoding before the next probe; doubles with each failed probe
+
+
+class Controller(Protocol):
+    """Plans one TreeShape per request and round, and learns from what was accepted."""
+
+    def plan(self, request_ids: Seq[int]) -> list[TreeShape]: ...
+
+    def observe(self, request_id: int, drafted: int, accepted: int) -> None:
+        """One round's outcome: nodes drafted on the trunk and accepted of them, within the emitted text."""
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The configured length in every round."""
+
+    length: int
+
+    def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
+        return [TreeShape.chain(self.length)] * len(request_ids)
+
+    def observe(self, request_id: int, drafted: int, accepted: int) -> None: ...
+
+    def forget(self, request_id: int) -> None: ...
+
+
+@dataclass
+class _History:
+    bucket: int = 0
+    rounds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    rejections: int = 0
+    native_left: int = 0
+    pause: int = FIRST_PAUSE
+
+
+class Window:
+    """Lengthens while a sliding window of rounds accepts much, shortens below the threshold, stops when nothing is.
+
+    A rate above (1 + threshold) / 2 takes the next bucket, one below the threshold the previous. Full rejections in a
+    row drop to the smallest bucket, then to native decoding, from which a short chain probes with exponential backoff.
+    """
+
+    def __init__(self, max_draft_len: int, threshold: float) -> None:
+        self.buckets = [b for b in BUCKETS if b < max_draft_len] + [max_draft_len]
+        self.threshold = threshold
+        self._history: dict[int, _History] = {}
+
+    def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
+        return [TreeShape.chain(self._length(self._history.setdefault(i, _History()))) for i in request_ids]
+
+    def _length(self, history: _History) -> int:
+        if history.native_left:
+            history.native_left -= 1
+            return 0
+        return self.buckets[history.bucket]
+
+    def observe(self, request_id: int, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            return
+        history = self._history.setdefault(request_id, _History())
+        history.rejections = history.rejections + 1 if accepted == 0 else 0
+        if history.rejections >= REJECTIONS_TO_STOP:
+            history.native_left = history.pause
+            history.pause = min(2 * history.pause, LAST_PAUSE)
+            history.rejections = REJECTIONS_TO_STOP - 1  # one more failure pauses again
+        elif accepted:
+            history.pause = FIRST_PAUSE
+        if history.rejections >= REJECTIONS_TO_SHORTEN:
+            history.bucket = 0
+            history.rounds.clear()
+            return
+        history.rounds.append((drafted, accepted))
+        rate = sum(a for _, a in history.rounds) / sum(d for d, _ in history.rounds)
+        step = (rate > (1 + self.threshold) / 2) - (rate < self.threshold)
+        if step and len(history.rounds) * 2 >= WINDOW:
+            bucket = min(max(history.bucket + step, 0), len(self.buckets) - 1)
+            if bucket != history.bucket:
+                history.bucket = bucket
+                history.rounds.clear()
+
+    def forget(self, request_id: int) -> None:
+        self._history.pop(request_id, None)
+
+
+def make_controller(config: SpeculativeConfig) -> Controller:
+    if not config.adaptive or config.max_draft_len == 0:
+        return Fixed(config.max_draft_len)
+    return Window(config.max_draft_len, config.acceptance_threshold)

@@ -1,0 +1,159 @@
+"""Drafters: who proposes the tokens that the target verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lychee.kernels import draw, process_logits
+from lychee.kernels.philox import DRAFT, TARGET
+from lychee.models.batch import Batch
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+
+from .inputs import SamplingBatch
+from .sequence import Sequence
+from .tree import ProposedTree, TreeShape
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """One proposed tree per sequence.
+
+    draft_log_probs: [num_nodes, vocab] fp32; row v is what v's children were drawn from. None where no sequence is
+    accepted by rejection, which alone reads it.
+    """
+
+    trees: tuple[ProposedTree, ...]
+    draft_log_probs: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes a tree per sequence. `max_len` is the longest prefix it can draft from, root included."""
+
+    max_len: int
+
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals: ...
+
+
+def undrafted(seqs: Seq[Sequence]) -> Proposals:
+    """One node each: plain decoding."""
+    return Proposals(tuple(ProposedTree(TreeShape.chain(0), (seq.tokens[-1],)) for seq in seqs))
+
+
+class ModelDrafter:
+    """A draft model over the target's blocks, with KV storage of its own. Drafts chains, level by level."""
+
+    def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
+        self.model, self.kv, self.vocab = model, kv, vocab
+        self.max_len = model.config.max_position_embeddings
+        self.max_num_batched_tokens = max_num_batched_tokens
+
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
+        """Draw each sequence's chain; sequences with a one-node shape are left alone, their draft KV stays behind."""
+        lengths = [shape.num_nodes - 1 for shape in shapes]
+        active = [i for i, length in enumerate(lengths) if length]
+        if not active:
+            return undrafted(batch.seqs)
+        self._catch_up([batch.seqs[i] for i in active])
+        tokens = [[seq.tokens[-1]] for seq in batch.seqs]
+        first_row = np.cumsum([0, *(shape.num_nodes for shape in shapes)])
+        kept: Tensor | None = None
+        for depth in range(max(lengths)):
+            active = [i for i in active if lengths[i] > depth]
+            logits = self.model.forward(self._rows(batch, active, tokens, depth), self.kv)
+            nodes = [(i, ProposedTree(shapes[i], tuple(tokens[i])), depth) for i in active]
+            log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
+            for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
+                tokens[i].append(token)
+            if batch.rejection.any():
+                if kept is None:
+                    kept = log_probs.new_zeros(int(first_row[-1]), self.vocab)
+                kept[torch.from_numpy(first_row[active] + depth).to(kept.device)] = log_probs
+        trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
+        return Proposals(trees, kept)
+
+    def _rows(self, batch: SamplingBatch, active: Seq[int], tokens: Seq[Seq[int]], depth: int) -> Batch:
+        """The rows whose last one predicts the next level: at the root also an accepted token not yet cached."""
+        seqs = [batch.seqs[i] for i in active]
+        if depth:
+            starts = [seq.cached + depth for seq in seqs]
+            rows = [[tokens[i][depth]] for i in active]
+        else:
+            starts = [seq.draft_cached for seq in seqs]
+            rows = [seq.tokens[seq.draft_cached :] for seq in seqs]
+        return Batch.decode(
+            tokens=rows,
+            parents=[TreeShape.chain(len(row) - 1).parents for row in rows],
+            context_lens=starts,
+            block_tables=[seq.blocks for seq in seqs],
+            block_size=self.kv.block_size,
+            device=batch.device,
+            logit_rows=(np.cumsum([len(row) for row in rows]) - 1).tolist(),
+        )
+
+    def _draw(self, batch: SamplingBatch, active: Seq[int], log_probs: Tensor, depth: int) -> list[int]:
+        """The next level's tokens: by the draft's own noise under rejection, by the target's noise when coupled."""
+        at = np.asarray(active)
+        roots = np.array([batch.seqs[i].cached for i in active])
+        independent = batch.rejection[at]
+        drawn = np.empty(len(active), np.int64)
+        for own, stream, positions, node in (
+            (True, DRAFT, roots, depth),
+            (False, TARGET, roots + depth + 1, 0),
+        ):
+            rows = np.flatnonzero(independent == own)
+            if rows.size:
+                keys = batch.keys(at[rows], positions[rows], [node] * rows.size)
+                part = log_probs if rows.size == at.size else log_probs[torch.from_numpy(rows).to(log_probs.device)]
+                drawn[rows] = draw(part, keys, 1, stream, False)[:, 0].cpu().numpy()
+        return [int(token) for token in drawn]
+
+    def _catch_up(self, seqs: Seq[Sequence]) -> None:
+        """Prefill the draft's KV up to the root where it lags by more than the one token that a full accept leaves."""
+        while behind := [seq for seq in seqs if seq.cached - seq.draft_cached > 1]:
+            budget, tokens, starts, tables = self.max_num_batched_tokens, [], [], []
+            for seq in behind:
+                stop = min(seq.cached, seq.draft_cached + budget)
+                if stop > seq.draft_cached:
+                    tokens.append(seq.tokens[seq.draft_cached : stop])
+                    starts.append(seq.draft_cached)
+                    tables.append(seq.blocks)
+                    budget -= stop - seq.draft_cached
+                    seq.draft_cached = stop
+            batch = Batch.prefill(
+                tokens=tokens,
+                context_lens=starts,
+                block_tables=tables,
+                block_size=self.kv.block_size,
+                device=self.kv.storage.device,
+                logit_rows=[],
+            )
+            self.model.forward(batch, self.kv)
+
+
+class ScriptedDrafter:
+    """Proposes the tokens that `script(sequence, length)` returns, at most `length`; their draft probability is 1."""
+
+    max_len = 1 << 30
+
+    def __init__(self, script: Callable[[Sequence, int], Seq[int]], vocab: int) -> None:
+        self.script, self.vocab = script, vocab
+
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
+        trees = []
+        for seq, shape in zip(batch.seqs, shapes, strict=True):
+            drafted = tuple(self.script(seq, shape.num_nodes - 1))[: shape.num_nodes - 1] if shape.num_nodes > 1 else ()
+            trees.append(ProposedTree(TreeShape.chain(len(drafted)), (seq.tokens[-1], *drafted)))
+        log_probs = None
+        if batch.rejection.any():
+            rows = [token for tree in trees for token in (*tree.tokens[1:], 0)]
+            log_probs = torch.full((len(rows), self.vocab), float("-inf"), device=batch.device)
+            log_probs[torch.arange(len(rows)), torch.tensor(rows)] = 0.0
+        return Proposals(tuple(trees), log_probs)

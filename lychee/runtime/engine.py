@@ -1,0 +1,210 @@
+"""The engine: one step takes sequences from plan to streamed text. Native decoding is one-node trees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lychee.kernels import commit_kv
+from lychee.models.batch import Batch
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+
+from .acceptance import Accepted, accept
+from .controller import Controller
+from .drafter import Drafter, ModelDrafter, Proposals, undrafted
+from .inputs import SamplingBatch
+from .metrics import Metrics
+from .sampling_params import ParameterError
+from .scheduler import PrefillChunk, Scheduler
+from .sequence import Sequence
+from .streamer import Chunk, TokenLogprob, push
+from .tree import TreeShape
+
+
+class Engine:
+    """A target model, a drafter and a controller over one block pool. `drafter` None decodes natively."""
+
+    def __init__(
+        self,
+        target: Llama,
+        kv: KVCache,
+        scheduler: Scheduler,
+        drafter: Drafter | None,
+        controller: Controller,
+        *,
+        vocab: int,
+        lossless: bool = True,
+    ) -> None:
+        self.target, self.kv, self.scheduler = target, kv, scheduler
+        self.drafter, self.controller = drafter, controller
+        self.vocab, self.lossless = vocab, lossless
+        self.metrics = Metrics()
+        self._batch: SamplingBatch | None = None
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Raises ParameterError if the block pool could never hold it."""
+        pool = self.scheduler.pool
+        if pool.blocks_for(seq.limit) > pool.num_blocks:
+            raise ParameterError(
+                f"prompt and max_tokens make {seq.limit} tokens, which need {pool.blocks_for(seq.limit)} KV blocks of "
+                f"{pool.block_size}; the pool has {pool.num_blocks}"
+            )
+        self.scheduler.add(seq)
+
+    def abort(self, seq: Sequence) -> None:
+        """End a sequence now; its blocks go back."""
+        if not seq.finished:
+            seq.finish_reason = "abort"
+            self._end(seq)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def step(self) -> list[Chunk]:
+        """One prefill step, or one round: plan, propose, verify, accept, commit, stream."""
+        with self._timed("step_s"):
+            work = self.scheduler.next()
+            self.metrics.preemptions = self.scheduler.num_preemptions
+            if work.chunks:
+                return self._prefill(work.chunks)
+            return self._round(work.decode) if work.decode else []
+
+    def _prefill(self, chunks: tuple[PrefillChunk, ...]) -> list[Chunk]:
+        """Cache prompt tokens; a sequence whose last one is among them emits its first token."""
+        done = [i for i, c in enumerate(chunks) if c.stop == len(c.seq.tokens)]
+        ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
+        with self._timed("verify_s"):
+            batch = Batch.prefill(
+                tokens=[c.seq.tokens[c.start : c.stop] for c in chunks],
+                context_lens=[c.start for c in chunks],
+                block_tables=[c.seq.blocks for c in chunks],
+                block_size=self.kv.block_size,
+                device=self.kv.storage.device,
+                logit_rows=ends[done].tolist(),
+            )
+            logits = self.target.forward(batch, self.kv)
+        for chunk in chunks:
+            chunk.seq.cached = chunk.stop
+        if not done:
+            return []
+        sampling = self._sampling(tuple(chunks[i].seq for i in done))
+        return self._emit(sampling, undrafted(sampling.seqs), logits)
+
+    def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
+        sampling = self._sampling(seqs)
+        shapes = self._plan(seqs)
+        with self._timed("draft_s"):
+            proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
+        with self._timed("verify_s"):
+            logits = self.target.forward(self._verify_rows(seqs, proposals), self.kv)
+        return self._emit(sampling, proposals, logits)
+
+    def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:
+        """The controller's shapes, cut to the token limit, the draft's context and the free blocks."""
+        if self.drafter is None:
+            return [TreeShape.chain(0)] * len(seqs)
+        shapes = []
+        for seq, shape in zip(seqs, self.controller.plan([s.seq_id for s in seqs]), strict=True):
+            depth = min(seq.limit - len(seq.tokens) - 1, self.drafter.max_len - seq.cached)
+            shape = shape.cut(depth, shape.num_nodes)
+            shapes.append(shape.cut(shape.depth, self.scheduler.extend(seq, shape.num_nodes)))
+        return shapes
+
+    def _verify_rows(self, seqs: tuple[Sequence, ...], proposals: Proposals) -> Batch:
+        return Batch.decode(
+            tokens=[tree.tokens for tree in proposals.trees],
+            parents=[tree.shape.parents for tree in proposals.trees],
+            context_lens=[seq.cached for seq in seqs],
+            block_tables=[seq.blocks for seq in seqs],
+            block_size=self.kv.block_size,
+            device=self.kv.storage.device,
+        )
+
+    def _emit(self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor) -> list[Chunk]:
+        """Accept, commit the accepted paths' KV, stream, and end what has ended."""
+        with self._timed("verify_s"):
+            accepted = accept(proposals, logits, sampling, self.vocab, self.lossless)
+        self._commit(sampling, accepted)
+        chunks, row = [], 0
+        for i, (seq, tree) in enumerate(zip(sampling.seqs, proposals.trees, strict=True)):
+            logprobs = self._logprobs(seq, logits, row, accepted.nodes[i], accepted.tokens[i])
+            row += tree.shape.num_nodes
+            cached = min(seq.cached, len(seq.tokens) - 1)  # a finished prefill has cached its root too
+            chunk = push(seq, accepted.tokens[i], logprobs)
+            chunks.append(chunk)
+            self._account(seq, tree.shape, accepted.nodes[i], len(chunk.token_ids))
+            if tree.shape.num_nodes > 1:
+                # The draft has run every node but the leaf: the last accepted one lacks draft KV after a full accept.
+                seq.draft_cached = cached + min(len(accepted.nodes[i]), tree.shape.depth)
+            seq.cached = len(seq.tokens) - 1
+            if seq.finished:
+                self._end(seq)
+            else:
+                self.scheduler.trim(seq)
+        return chunks
+
+    def _commit(self, sampling: SamplingBatch, accepted: Accepted) -> None:
+        """Move accepted nodes' KV, of both models, to the slots of their positions. A trunk path is in place."""
+        if all(path == tuple(range(len(path))) for path in accepted.nodes):
+            return
+        seqs, device = sampling.seqs, sampling.device
+        width = max(len(seq.blocks) for seq in seqs)
+        tables = np.array([seq.blocks + [-1] * (width - len(seq.blocks)) for seq in seqs], np.int32)
+        lens = np.array([seq.cached for seq in seqs], np.int32)
+        where = torch.from_numpy(lens).to(device), torch.from_numpy(tables).to(device)
+        commit_kv(self.kv.storage, accepted.paths, *where, self.kv.block_size)
+        if isinstance(self.drafter, ModelDrafter):
+            commit_kv(self.drafter.kv.storage, accepted.paths, *where, self.kv.block_size)
+
+    def _account(self, seq: Sequence, shape: TreeShape, path: tuple[int, ...], emitted: int) -> None:
+        """Statistics of one round, over emitted text: nodes deeper than what was emitted do not count."""
+        now = time.perf_counter()
+        seq.stats.first_token = seq.stats.first_token or now
+        on_trunk = sum(1 for node, trunk in zip(path, shape.trunk, strict=False) if node == trunk) - 1
+        drafted = min(len(shape.trunk) - 1, emitted) if seq.finished else len(shape.trunk) - 1
+        accepted = min(on_trunk, emitted)
+        seq.stats.add_round(drafted, accepted, emitted)
+        self.controller.observe(seq.seq_id, drafted, accepted)
+
+    def _end(self, seq: Sequence) -> None:
+        seq.stats.ended = time.perf_counter()
+        self.scheduler.finish(seq)
+        self.controller.forget(seq.seq_id)
+        self.metrics.requests.append(seq.stats)
+
+    def _logprobs(
+        self, seq: Sequence, logits: Tensor, first_row: int, path: tuple[int, ...], tokens: tuple[int, ...]
+    ) -> tuple[TokenLogprob, ...] | None:
+        """Log-probabilities of the emitted tokens under the target's raw logits."""
+        if seq.params.logprobs is None:
+            return None
+        rows = logits[[first_row + node for node in path], : self.vocab].log_softmax(-1)
+        top = rows.topk(min(seq.params.logprobs, self.vocab), -1)
+        values, ids = top.values.tolist(), top.indices.tolist()
+        chosen = rows[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+        return tuple(
+            TokenLogprob(token, logprob, dict(zip(ids[j], values[j], strict=True)))
+            for j, (token, logprob) in enumerate(zip(tokens, chosen, strict=True))
+        )
+
+    def _sampling(self, seqs: tuple[Sequence, ...]) -> SamplingBatch:
+        """Sampling tensors of these sequences; kept while the batch stays and no counts change."""
+        old = self._batch
+        if old is None or old.seqs != seqs or old.params.token_counts is not None:
+            self._batch = SamplingBatch.of(seqs, self.vocab, self.kv.storage.device)
+        assert self._batch is not None
+        return self._batch
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block to a phase of the metrics."""
+        start = time.perf_counter()
+        yield
+        setattr(self.metrics, name, getattr(self.metrics, name) + time.perf_counter() - start)

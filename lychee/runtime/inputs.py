@@ -1,0 +1,148 @@
+"""Tensors that the sampling ops read, built from sequences and their proposed trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, SeqKeys, Tree
+
+from .sequence import Mode, Sequence
+from .tree import ProposedTree
+
+IN_PROMPT = 1 << 30  # bit of SamplingTensors.token_counts
+Ints = Seq[int] | NDArray[Any]
+
+
+def _padded(rows: Seq[Seq[int]], width: int) -> NDArray[np.int32]:
+    """Right-aligned rows, -1 in front."""
+    out = np.full((len(rows), width), -1, np.int32)
+    for i, row in enumerate(rows):
+        if row:
+            out[i, width - len(row) :] = row
+    return out
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """Sampling state of the sequences of one step: parameters, seeds and how each is accepted."""
+
+    seqs: tuple[Sequence, ...]
+    params: SamplingTensors
+    seeds: NDArray[np.int64]
+    sample_idx: NDArray[np.int32]
+    greedy: NDArray[np.bool_]
+    rejection: NDArray[np.bool_]
+    window: int  # recent tokens that a row must show
+    device: torch.device
+
+    @classmethod
+    def of(cls, seqs: Seq[Sequence], vocab: int, device: torch.device) -> SamplingBatch:
+        def tensor(array: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        def floats(name: str) -> Tensor:
+            return tensor(np.array([getattr(s.params, name) for s in seqs], np.float32))
+
+        longest = max((len(w) for s in seqs for w in s.bad_words), default=0)
+        num_words = max(len(s.bad_words) for s in seqs) if longest else 0
+        words = np.full((len(seqs), num_words, longest), -1, np.int32)
+        for i, s in enumerate(seqs):
+            if s.bad_words:
+                words[i, : len(s.bad_words)] = _padded(s.bad_words, longest)
+        biases = [sorted(s.params.logit_bias.items()) for s in seqs]
+        width = max(len(b) for b in biases)
+        bias = np.zeros((len(seqs), width), np.float32)
+        for i, pairs in enumerate(biases):
+            bias[i, width - len(pairs) :] = [value for _, value in pairs]
+        stops = [sorted(s.end_ids) if s.params.min_tokens else [] for s in seqs]
+        penalised = any(s.params.penalised for s in seqs)
+        params = SamplingTensors(
+            temperature=floats("temperature"),
+            top_k=tensor(np.array([max(s.params.top_k, 0) for s in seqs], np.int32)),
+            top_p=floats("top_p"),
+            min_p=floats("min_p"),
+            repetition_penalty=floats("repetition_penalty"),
+            presence_penalty=floats("presence_penalty"),
+            frequency_penalty=floats("frequency_penalty"),
+            min_position=tensor(np.array([s.num_prompt + s.params.min_tokens for s in seqs], np.int32)),
+            stop_ids=tensor(_padded(stops, max(len(s) for s in stops))),
+            bias_ids=tensor(_padded([[token for token, _ in pairs] for pairs in biases], width)),
+            bias=tensor(bias),
+            bad_words=tensor(words),
+            token_counts=tensor(np.stack([_counts(s, vocab) for s in seqs])) if penalised else None,
+        )
+        return cls(
+            tuple(seqs),
+            params,
+            np.array([s.seed for s in seqs], np.int64),
+            np.array([s.sample_idx for s in seqs], np.int32),
+            np.array([s.mode is Mode.GREEDY for s in seqs]),
+            np.array([s.mode is Mode.REJECTION for s in seqs]),
+            0 if not penalised and not longest else max(longest, 1 + 64 * penalised),
+            device,
+        )
+
+    def rows(self, nodes: Seq[tuple[int, ProposedTree, int]]) -> SamplingRows:
+        """One row per (sequence index, its tree, node)."""
+        recent, depths, positions = [], [], []
+        for index, tree, node in nodes:
+            seq = self.seqs[index]
+            path, at = [], node
+            while at > 0:
+                path.append(tree.tokens[at])
+                at = tree.shape.parents[at]
+            depths.append(len(path))
+            positions.append(len(seq.tokens) - 1 + len(path))
+            if self.window:
+                recent.append((seq.tokens + path[::-1])[-self.window :])
+            else:
+                recent.append([tree.tokens[node]])
+        return SamplingRows(
+            seq_idx=self._ints([index for index, _, _ in nodes]),
+            positions=self._ints(positions),
+            depths=self._ints(depths),
+            recent_tokens=torch.from_numpy(_padded(recent, max(self.window, 1))).to(self.device),
+        )
+
+    def keys(self, indices: Ints, positions: Ints, nodes: Ints) -> NoiseKeys:
+        """Noise of one draw per entry of `indices`, the sequence index of each row."""
+        at = np.asarray(indices)
+        return NoiseKeys(
+            seeds=torch.from_numpy(self.seeds[at]).to(self.device),
+            positions=self._ints(positions),
+            nodes=self._ints(nodes),
+            sample_idx=self._ints(self.sample_idx[at]),
+            greedy=torch.from_numpy(self.greedy[at]).to(self.device),
+        )
+
+    def seq_keys(self) -> SeqKeys:
+        """Noise of acceptance, one entry per sequence."""
+        return SeqKeys(
+            seeds=torch.from_numpy(self.seeds).to(self.device),
+            root_positions=self._ints([len(s.tokens) - 1 for s in self.seqs]),
+            sample_idx=self._ints(self.sample_idx),
+        )
+
+    def tree(self, trees: Seq[ProposedTree]) -> Tree:
+        return Tree(
+            cu_nodes=self._ints(np.cumsum([0] + [t.shape.num_nodes for t in trees])),
+            tokens=self._ints([token for t in trees for token in t.tokens]),
+            parents=self._ints([parent for t in trees for parent in t.shape.parents]),
+        )
+
+    def _ints(self, values: Ints) -> Tensor:
+        return torch.from_numpy(np.asarray(values, np.int32)).to(self.device)
+
+
+def _counts(seq: Sequence, vocab: int) -> NDArray[np.int32]:
+    """Times each token was emitted; bit 30 marks tokens of the prompt."""
+    counts = np.bincount(np.asarray(seq.emitted, np.int64), minlength=vocab).astype(np.int32)
+    counts[np.asarray(seq.prompt, np.int64)] |= IN_PROMPT
+    return counts

@@ -1,0 +1,98 @@
+"""Metrics: one object that the command line, the report and the benches read. All counts are over emitted text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .config import MAX_DRAFT_LEN
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole; None where there is no whole."""
+    return part / whole if whole else None
+
+
+@dataclass
+class RequestStats:
+    """Progress of one sequence. Times are seconds of a monotonic clock; drafted and accepted count trunk nodes."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    ended: float | None = None
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    prompt_tokens: int = 0
+    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+
+    def add_round(self, drafted: int, accepted: int, emitted: int) -> None:
+        """One round: nodes drafted on the trunk and accepted of them, tokens emitted."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.emitted += emitted
+        for depth in range(drafted):
+            self.drafted_at[depth] += 1
+        for depth in range(accepted):
+            self.accepted_at[depth] += 1
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrived
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.ended is None else self.ended - self.arrived
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.emitted,
+            "ttft_s": self.ttft_s,
+            "e2e_s": self.e2e_s,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+        }
+
+
+@dataclass
+class Metrics:
+    """What an engine did since it was made or reset: seconds by phase and the requests it ended."""
+
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    step_s: float = 0.0
+    preemptions: int = 0
+    peak_memory_bytes: int = 0
+    requests: list[RequestStats] = field(default_factory=list)
+
+    def totals(self) -> dict[str, Any]:
+        """Totals over the ended requests, under the names of the JSON report."""
+
+        def total(values: Iterable[int]) -> int:
+            return sum(values)
+
+        drafted, accepted = total(r.drafted for r in self.requests), total(r.accepted for r in self.requests)
+        emitted, rounds = total(r.emitted for r in self.requests), total(r.rounds for r in self.requests)
+        by_depth = [
+            ratio(total(r.accepted_at[d] for r in self.requests), total(r.drafted_at[d] for r in self.requests))
+            for d in range(MAX_DRAFT_LEN)
+        ]
+        return {
+            "tokens_per_second": ratio(emitted, self.step_s),
+            "mean_emitted_per_round": ratio(emitted, rounds),
+            "acceptance_rate": ratio(accepted, drafted),
+            "wasted_fraction": ratio(drafted - accepted, drafted),
+            "acceptance_by_depth": [share for share in by_depth if share is not None],
+            "draft_s": self.draft_s,
+            "verify_s": self.verify_s,
+            "other_s": self.step_s - self.draft_s - self.verify_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }

@@ -1,0 +1,113 @@
+"""Sampling parameters of a request, under vLLM's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+GREEDY_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM
+
+
+class ParameterError(ValueError):
+    """A parameter has a value that is not allowed; the message names it, the value and what is allowed."""
+
+
+def refuse(name: str, value: object, allowed: str) -> ParameterError:
+    return ParameterError(f"{name} is {value!r}, must be {allowed}")
+
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
+    """`value` as an int in [low, high]; refuses booleans, fractions and numbers out of range."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}")
+    return value
+
+
+def check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> float:
+    """`value` as a finite float in [low, high], or in (low, high] with `above`."""
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not (low < value if above else low <= value) or value > high:  # type: ignore[operator]
+        upper = "" if math.isinf(high) else f" and at most {high:g}"
+        raise refuse(name, value, f"a finite number {'above' if above else 'of at least'} {low:g}{upper}")
+    return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    temperature: 0 (or below 1e-5) is greedy. top_k: 0 or -1 is off. top_p: 1 is off. min_p: 0 is off.
+    seed: makes the output a function of the prompt and the seed alone, the same with and without speculation.
+    stop: strings that end the text, themselves left out unless `include_stop_str_in_output`.
+    logprobs: how many of the largest log-probabilities of the model's raw logits to return with each token.
+    n: completions per prompt; they share the prompt's KV blocks.
+    """
+
+    n: int = 1
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    max_new_tokens: InitVar[int | None] = None  # alias of max_tokens
+
+    def __post_init__(self, max_new_tokens: int | None) -> None:
+        if max_new_tokens is not None:
+            self._set("max_tokens", check_int("max_new_tokens", max_new_tokens, 1))
+        check_int("n", self.n, 1, 4096)
+        check_int("max_tokens", self.max_tokens, 1)
+        check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        check_float("temperature", self.temperature, 0.0, math.inf)
+        check_float("top_p", self.top_p, 0.0, 1.0, above=True)
+        check_int("top_k", self.top_k, -1)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        if self.seed is not None:
+            check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            check_int("logprobs", self.logprobs, 0, 1000)
+        self._set("stop", _strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
+        self._set("bad_words", _strings("bad_words", self.bad_words))
+        self._set("stop_token_ids", tuple(check_int("stop_token_ids", i, 0) for i in self.stop_token_ids))
+        self._set("logit_bias", {check_int("logit_bias id", k, 0): _bias(v) for k, v in dict(self.logit_bias).items()})
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def penalised(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+def _strings(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(values, str) or not all(isinstance(v, str) and v for v in values):
+        raise refuse(name, values, "non-empty strings")
+    return tuple(values)
+
+
+def _bias(value: object) -> float:
+    """A bias is finite, or -inf to ban the token."""
+    if value == -math.inf:
+        return -math.inf
+    return check_float("logit_bias value", value, -1e4, 1e4)
