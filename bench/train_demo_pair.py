@@ -64,6 +64,7 @@ def arguments() -> argparse.Namespace:
     add("--sampled-tokens", type=float, default=5e5, metavar="N", help="text the target writes for it (%(default)g)")
     add("--mix", default="0.42,0.22,0.36", help="shares of English, Chinese and code (%(default)s)")
     add("--cooldown", type=float, default=0.45, help="share of steps in which the learning rate falls (%(default)s)")
+    add("--long", type=float, default=0.2, help="share of the steps, the last, at the full context (%(default)s)")
     add("--plain", type=float, default=0.15, help="share of the draft's steps before it is distilled (%(default)s)")
     add("--temperature", type=float, default=0.7, help="temperature of the distillation (%(default)s)")
     add("--save-every", type=int, default=200, metavar="STEPS", help="steps between checkpoints (%(default)s)")
@@ -82,7 +83,7 @@ def arguments() -> argparse.Namespace:
     for name in ("target_tokens", "draft_tokens", "sampled_tokens", "temperature", "save_every"):
         if getattr(o, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
-    for name in ("cooldown", "plain"):
+    for name in ("cooldown", "long", "plain"):
         if not 0 <= getattr(o, name) <= 1:
             parser.error(f"--{name} is a share: give a number from 0 to 1")
     for name in ("unpacked", "tokenizer"):

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from .runtime.llm import CompletionOutput, RequestOutput
 from .runtime.metrics import Metrics, ratio
+from .runtime.outputs import CompletionOutput, RequestOutput
 
 
 @dataclass

@@ -21,7 +21,8 @@ from .models.chat import ChatError
 from .models.files import ModelError
 from .report import Run, report, table
 from .runtime.config import SpeculativeConfig
-from .runtime.llm import DTYPES, LLM, Prompt
+from .runtime.llm import DTYPES, LLM
+from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
 

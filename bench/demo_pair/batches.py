@@ -10,7 +10,7 @@ from torch import Tensor
 
 CONTEXT = 512
 ROWS = 8
-"""Windows of ``CONTEXT`` tokens in a batch; before the cooldown each is cut in two, which is faster."""
+"""Windows of ``CONTEXT`` tokens in a batch; early in training each is cut in two, which is faster."""
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 
 

@@ -45,7 +45,7 @@ def train(o: argparse.Namespace, name: str, model: Llama, tokens: float, data: d
     bar = tqdm(range(start, total), desc=name, initial=start, total=total, unit="step", mininterval=5)
     for step in bar:
         x, y = (t.to(o.device) for t in batch(step))
-        if step < (1 - o.cooldown) * total:
+        if step < (1 - o.long) * total:
             x, y = x.view(2 * ROWS, -1), y.view(2 * ROWS, -1)
         with torch.autocast(o.device, torch.bfloat16):
             loss = compiled(model, teacher if step >= plain else None, o.temperature, x, y)

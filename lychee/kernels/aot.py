@@ -7,6 +7,7 @@ architecture, and every kernel that the launch starts is compiled instead of run
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -110,16 +111,22 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_op(op: Op[Any, Any], dtype: torch.dtype, capability: int, sizes: Mapping[str, int]) -> list[Usage]:
-    """Every kernel that the op's launch starts, compiled; sizes replace the typical ones.
+def shaped_inputs(op: Op[Any, Any], dtype: torch.dtype, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Inputs of the op's typical sizes, replaced by `sizes` where it takes them; the same in every call."""
+    with torch.random.fork_rng(devices=[]), _ZeroSamples():
+        torch.manual_seed(0)
+        return op.sample(dtype, "cpu", **{**op.typical, **{k: v for k, v in sizes.items() if k in op.axes}})
+
+
+def compile_op(op: Op[Any, Any], inputs: Mapping[str, Any], dtype: str, capability: int) -> list[Usage]:
+    """Every kernel that the op's launch starts on these inputs, compiled.
 
     Raises CompileError when the launch starts none or one needs more shared memory than the architecture has;
     Triton's own errors pass through.
     """
-    with _ZeroSamples():
-        inputs = op.sample(dtype, "cpu", **{**op.typical, **{k: v for k, v in sizes.items() if k in op.axes}})
+    arguments = op.contract.arguments((), inputs)
     with _compiling(capability) as kernels:
-        op.run(inputs, op.contract.check(inputs))
+        op.run(arguments, op.contract.check(arguments))
     if not kernels:
         raise CompileError("the launch starts no Triton kernel")
     usages = []
@@ -128,9 +135,25 @@ def compile_op(op: Op[Any, Any], dtype: torch.dtype, capability: int, sizes: Map
         name, shared, num_warps = kernel.name, kernel.metadata.shared, kernel.metadata.num_warps
         if shared > SHARED_LIMIT[capability]:
             raise CompileError(f"{name} takes {shared} bytes of shared memory, at most {SHARED_LIMIT[capability]}")
-        label = str(dtype).removeprefix("torch.")
-        usages.append(Usage(op.name, name, label, f"sm_{capability}", registers, spilled, shared, num_warps))
+        usages.append(Usage(op.name, name, dtype, f"sm_{capability}", registers, spilled, shared, num_warps))
     return usages
+
+
+def compile_all(names: Sequence[str], dtypes: Sequence[str], archs: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Print a line for each kernel and each failure as it comes; gives the number of failures."""
+    failures = 0
+    print(LINE.format("op", "kernel", "dtype", "arch", "registers", "spilled", "shared", "warps"))
+    for name, dtype in itertools.product(names, dtypes):
+        inputs = shaped_inputs(OPS[name], DTYPES[dtype], sizes)
+        for arch in archs:
+            try:
+                usages = compile_op(OPS[name], inputs, dtype, int(arch.removeprefix("sm_")))
+            except Exception as error:  # a failure of one kernel must not hide the others
+                failures += 1
+                print(f"{name:<20} failed for {dtype} on {arch}: {type(error).__name__}: {error}")
+            else:
+                print(*(LINE.format(*astuple(usage)) for usage in usages), sep="\n", flush=True)
+    return failures
 
 
 def parse_choice(flag: str, allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -167,19 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set, and interpreted kernels do not compile: unset it")
-    failures = 0
-    print(LINE.format("op", "kernel", "dtype", "arch", "registers", "spilled", "shared", "warps"))
-    for arch in args.arch:
-        for name in args.op:
-            for dtype in args.dtype:
-                try:
-                    usages = compile_op(OPS[name], DTYPES[dtype], int(arch.removeprefix("sm_")), args.size)
-                except Exception as error:  # a failure of one kernel must not hide the others
-                    failures += 1
-                    print(f"{name:<20} failed for {dtype} on {arch}: {type(error).__name__}: {error}")
-                    continue
-                for usage in usages:
-                    print(LINE.format(*astuple(usage)))
+    failures = compile_all(args.op, args.dtype, args.arch, args.size)
     if failures:
         print(f"{failures} failed")
     return 1 if failures else 0

@@ -237,7 +237,7 @@ def _path_kernel(
         begun = first_tile < prefix_tiles
         states = split * num_states + heads
         mask_s = mask_m & begun
-        running_max = tl.load(running_max_ptr + states, mask=mask_s, other=float("-inf"))
+        running_max = tl.where(begun, tl.load(running_max_ptr + states, mask=mask_s, other=0.0), float("-inf"))
         running_sum = tl.load(running_sum_ptr + states, mask=mask_s, other=0.0)
         acc = tl.load(acc_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
         for tile in range(tl.maximum(first_tile, prefix_tiles), tl.minimum(first_tile + SPLIT, num_tiles)):

@@ -108,7 +108,6 @@ def filter_kernel(
             budget = top_p * _mass(x_ptr, largest, temperature, vocab, last, BLOCK_V)
             last = tl.minimum(last, _last_key(x_ptr, largest, temperature, vocab, budget, False, BLOCK_V))
         log_mass = tl.log(tl.maximum(_mass(x_ptr, largest, temperature, vocab, last, BLOCK_V), 1.0))
-    tl.debug_barrier()
     for first in range(0, vocab, BLOCK_V):
         offs_v = first + tl.arange(0, BLOCK_V)
         below = _below_largest(x_ptr, first, largest, temperature, vocab, BLOCK_V)

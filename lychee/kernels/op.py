@@ -45,6 +45,13 @@ def _optional(hints: Mapping[str, Any]) -> frozenset[str]:
 
 
 @functools.cache
+def _axes(text: str) -> tuple[tuple[str, int], ...]:
+    """("num_seqs", 1) for `num_seqs+1`, axis by axis."""
+    parts = (axis.partition("+") for axis in text.split())
+    return tuple((name, int(more or 0)) for name, _, more in parts)
+
+
+@functools.cache
 def _struct_specs(struct: type) -> tuple[dict[str, Spec], frozenset[str]]:
     """Specs of a struct's tensor fields by name, and the names that may be None."""
     hints = get_type_hints(struct, include_extras=True)
@@ -119,12 +126,13 @@ class Binding:
             raise ContractError(f"{where} is {tensor.dtype}, must be {allowed}")
         if tensor.dtype != dtype:
             raise ContractError(f"{where} is {tensor.dtype} where {source} is {dtype}")
-        axes = spec.axes.split()
-        sizes = [given - int(axis.partition("+")[2] or 0) for axis, given in zip(axes, tensor.shape, strict=False)]
-        if tensor.ndim != len(axes) or any(size < 0 for size in sizes):
+        axes = _axes(spec.axes)
+        if tensor.ndim != len(axes):
             raise ContractError(f"{where} has shape {tuple(tensor.shape)}, must be [{spec.axes}]")
-        for axis, size in zip(axes, sizes, strict=True):
-            name = axis.partition("+")[0]
+        for (name, more), given in zip(axes, tensor.shape, strict=True):
+            size = given - more
+            if size < 0:
+                raise ContractError(f"{where} has shape {tuple(tensor.shape)}, must be [{spec.axes}]")
             if self.sizes.setdefault(name, size) != size:
                 raise ContractError(
                     f"{where} has {name}={size} where {self.sources[name]} has {name}={self.sizes[name]}"
@@ -138,8 +146,7 @@ class Binding:
             raise ContractError(f"{where} is on {tensor.device} where another argument is on {self.device}")
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
-        parts = (axis.partition("+") for axis in spec.axes.split())
-        return tuple(self.sizes[name] + int(more or 0) for name, _, more in parts)
+        return tuple(self.sizes[name] + more for name, more in _axes(spec.axes))
 
     def dtype(self, spec: Spec) -> torch.dtype:
         return spec.dtypes[0] if len(spec.dtypes) == 1 else self.dtypes[spec.dtypes][0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,28 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def render(self, request: Mapping[str, Any], max_seconds: float) -> str:
         with self._lock:
-            process = self._started()
-            timer = threading.Timer(max_seconds, process.kill)
+            process = self._process or self._start()
+            late = threading.Event()
+
+            def stop() -> None:
+                late.set()
+                process.kill()
+
+            timer = threading.Timer(max_seconds, stop)
             timer.start()
+            reply = ""
             try:
-                reply = self._ask(process, json.dumps(request))
-            finally:
+                reply = _ask(process, json.dumps(request))
+            finally:  # also when interrupted: the reply still to come would be taken for the next one's
                 timer.cancel()
+                timer.join()
+                if late.is_set() or not reply:
+                    self._stop()
         if not reply:
             raise ChatError(f"chat template was stopped: it ran longer than {max_seconds:g} s, or crashed")
         answer = json.loads(reply)
@@ -117,28 +129,33 @@ class Worker:
             raise ChatError(f"chat template {answer['error']}")
         return str(answer["text"])
 
-    def _ask(self, process: subprocess.Popen[str], request: str) -> str:
-        """The reply's line; empty where the process has died."""
-        assert process.stdin
-        assert process.stdout
-        try:
-            process.stdin.write(request + "\n")
-            process.stdin.flush()
-            return process.stdout.readline()
-        except BrokenPipeError:
-            return ""
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-I", str(Path(__file__).with_name("chat_worker.py"))]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            weakref.finalize(self, _end, self._process)
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-I", str(Path(__file__).with_name("chat_worker.py"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._end = weakref.finalize(self, _end, self._process)
         return self._process
+
+    def _stop(self) -> None:
+        self._end()
+        self._process = None
+
+
+def _ask(process: subprocess.Popen[str], request: str) -> str:
+    """The reply's line; empty where the process has died."""
+    assert process.stdin
+    assert process.stdout
+    try:
+        process.stdin.write(request + "\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    except BrokenPipeError:
+        return ""
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        if pipe:
-            pipe.close()
+        with contextlib.suppress(BrokenPipeError):  # what could not be written is still buffered
+            if pipe:
+                pipe.close()

@@ -66,7 +66,7 @@ class Llama:
             out = attention(q, *cache, batch.paging, batch.ancestors, scale)
         else:
             out = attention_prefill(q, *cache, batch.paging, scale)
-        return _project(out.view(num_tokens, -1), layer.o, batch)
+        return _project(out.flatten(1), layer.o, batch)
 
     def _logits(self, x: Hidden, batch: Batch) -> Logits:
         if batch.logit_rows is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -32,15 +32,15 @@ class Tokenizer:
     `strips_prefix`: the first piece of a text starts with a space that is not part of it.
     """
 
-    strings: tuple[str, ...]
-    pieces: tuple[bytes, ...]
-    control: Mapping[str, int]
+    strings: tuple[str, ...] = field(repr=False)
+    pieces: tuple[bytes, ...] = field(repr=False)
+    control: Mapping[str, int] = field(repr=False)
     special_ids: frozenset[int]
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
     strips_prefix: bool
-    encoder: Encoder
+    encoder: Encoder = field(repr=False)
 
     @property
     def size(self) -> int:

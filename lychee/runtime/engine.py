@@ -91,11 +91,12 @@ class Engine:
             )
             logits = self.target.forward(batch, self.kv)
         for chunk in chunks:
-            chunk.seq.cached = chunk.stop
+            # A last token's KV is stored too, but it is a root now, and those count from their round's commit on.
+            chunk.seq.cached = min(chunk.stop, len(chunk.seq.tokens) - 1)
         if not done:
             return []
         sampling = self._sampling(tuple(chunks[i].seq for i in done))
-        return self._emit(sampling, undrafted(sampling.seqs), logits)
+        return self._emit(sampling, undrafted(sampling.seqs), logits, in_round=False)
 
     def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
         sampling = self._sampling(seqs)
@@ -104,7 +105,7 @@ class Engine:
             proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
         with self._timed("verify_s"):
             logits = self.target.forward(self._verify_rows(seqs, proposals), self.kv)
-        return self._emit(sampling, proposals, logits)
+        return self._emit(sampling, proposals, logits, in_round=True)
 
     def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:
         """The controller's shapes, cut to the token limit, the draft's context and the free blocks."""
@@ -127,7 +128,7 @@ class Engine:
             device=self.kv.storage.device,
         )
 
-    def _emit(self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor) -> list[Chunk]:
+    def _emit(self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor, *, in_round: bool) -> list[Chunk]:
         """Accept, commit the accepted paths' KV, stream, and end what has ended."""
         with self._timed("verify_s"):
             accepted = accept(proposals, logits, sampling, self.vocab, self.lossless)
@@ -136,13 +137,16 @@ class Engine:
         for i, (seq, tree) in enumerate(zip(sampling.seqs, proposals.trees, strict=True)):
             logprobs = self._logprobs(seq, logits, row, accepted.nodes[i], accepted.tokens[i])
             row += tree.shape.num_nodes
-            cached = min(seq.cached, len(seq.tokens) - 1)  # a finished prefill has cached its root too
             chunk = push(seq, accepted.tokens[i], logprobs)
             chunks.append(chunk)
-            self._account(seq, tree.shape, accepted.nodes[i], len(chunk.token_ids))
+            seq.stats.first_token = seq.stats.first_token or time.perf_counter()
+            if in_round:
+                self._account(seq, tree.shape, accepted.nodes[i], len(chunk.token_ids))
+            else:
+                seq.stats.emitted += 1
             if tree.shape.num_nodes > 1:
                 # The draft has run every node but the leaf: the last accepted one lacks draft KV after a full accept.
-                seq.draft_cached = cached + min(len(accepted.nodes[i]), tree.shape.depth)
+                seq.draft_cached = seq.cached + min(len(accepted.nodes[i]), tree.shape.depth)
             seq.cached = len(seq.tokens) - 1
             if seq.finished:
                 self._end(seq)
@@ -165,8 +169,6 @@ class Engine:
 
     def _account(self, seq: Sequence, shape: TreeShape, path: tuple[int, ...], emitted: int) -> None:
         """Statistics of one round, over emitted text: nodes deeper than what was emitted do not count."""
-        now = time.perf_counter()
-        seq.stats.first_token = seq.stats.first_token or now
         on_trunk = sum(1 for node, trunk in zip(path, shape.trunk, strict=False) if node == trunk) - 1
         drafted = min(len(shape.trunk) - 1, emitted) if seq.finished else len(shape.trunk) - 1
         accepted = min(on_trunk, emitted)

@@ -48,7 +48,8 @@ class SamplingBatch:
             return torch.from_numpy(array).to(device)
 
         def floats(name: str) -> Tensor:
-            return tensor(np.array([getattr(s.params, name) for s in seqs], np.float32))
+            values = np.array([getattr(s.params, name) for s in seqs], np.float64)
+            return tensor(np.minimum(values, np.finfo(np.float32).max).astype(np.float32))
 
         longest = max((len(w) for s in seqs for w in s.bad_words), default=0)
         num_words = max(len(s.bad_words) for s in seqs) if longest else 0
@@ -65,13 +66,13 @@ class SamplingBatch:
         penalised = any(s.params.penalised for s in seqs)
         params = SamplingTensors(
             temperature=floats("temperature"),
-            top_k=tensor(np.array([max(s.params.top_k, 0) for s in seqs], np.int32)),
+            top_k=tensor(np.array([min(max(s.params.top_k, 0), vocab) for s in seqs], np.int32)),
             top_p=floats("top_p"),
             min_p=floats("min_p"),
             repetition_penalty=floats("repetition_penalty"),
             presence_penalty=floats("presence_penalty"),
             frequency_penalty=floats("frequency_penalty"),
-            min_position=tensor(np.array([s.num_prompt + s.params.min_tokens for s in seqs], np.int32)),
+            min_position=tensor(np.array([min(s.num_prompt + s.params.min_tokens, s.limit) for s in seqs], np.int32)),
             stop_ids=tensor(_padded(stops, max(len(s) for s in stops))),
             bias_ids=tensor(_padded([[token for token, _ in pairs] for pairs in biases], width)),
             bias=tensor(bias),

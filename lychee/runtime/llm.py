@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from lychee.models.chat import ChatTemplate
-from lychee.models.detokenizer import Detokenizer
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 from lychee.models.tokenizer import check_pair
@@ -24,90 +24,15 @@ from .config import EngineConfig, SpeculativeConfig
 from .controller import make_controller
 from .drafter import Drafter, ModelDrafter
 from .engine import Engine
-from .metrics import Metrics, RequestStats
+from .metrics import Metrics
+from .outputs import Request, RequestOutput, Stream
+from .requests import Prompt, RequestMaker
 from .sampling_params import ParameterError, SamplingParams, refuse
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
-from .streamer import Chunk, TokenLogprob
+from .streamer import Chunk
 
-Prompt = str | Seq[int]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One completion of a prompt."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None  # stop, length or abort; None while it goes on
-    stop_reason: int | str | None
-    logprobs: tuple[TokenLogprob, ...] | None
-    stats: RequestStats
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt with its completions, in the order of `index`."""
-
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-
-
-@dataclass(frozen=True)
-class Request:
-    prompt: str | None
-    seqs: tuple[Sequence, ...]
-
-    @property
-    def request_id(self) -> int:
-        return self.seqs[0].request_id
-
-
-class Stream:
-    """Chunks of some requests; `chunk.request_id` counts their prompts from 0. Closing it ends them."""
-
-    def __init__(self, requests: Seq[Request], chunks: Generator[Chunk, None, None]) -> None:
-        self._requests, self._chunks = requests, chunks
-        self._index = {request.request_id: i for i, request in enumerate(requests)}
-        self._logprobs: dict[tuple[int, int], list[TokenLogprob]] = {}
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        chunk = next(self._chunks)
-        index = self._index[chunk.request_id]
-        self._logprobs.setdefault((index, chunk.sample_idx), []).extend(chunk.logprobs or ())
-        return replace(chunk, request_id=index)
-
-    def close(self) -> None:
-        self._chunks.close()
-
-    def outputs(self) -> list[RequestOutput]:
-        """The completions so far, one RequestOutput per prompt."""
-        return [
-            RequestOutput(
-                prompt=request.prompt,
-                prompt_token_ids=request.seqs[0].prompt,
-                outputs=tuple(self._completion(i, seq) for seq in request.seqs),
-            )
-            for i, request in enumerate(self._requests)
-        ]
-
-    def _completion(self, index: int, seq: Sequence) -> CompletionOutput:
-        logprobs = self._logprobs.get((index, seq.sample_idx), [])
-        return CompletionOutput(
-            index=seq.sample_idx,
-            text=seq.text,
-            token_ids=tuple(seq.emitted),
-            finish_reason=seq.finish_reason,
-            stop_reason=seq.stop_reason,
-            logprobs=None if seq.params.logprobs is None else tuple(logprobs),
-            stats=seq.stats,
-        )
 
 
 class LLM:
@@ -139,6 +64,8 @@ class LLM:
         if speculative_config is not None and draft_model is None:
             raise ParameterError("speculative_config is given without a draft_model")
         self.speculative_config = speculative_config or SpeculativeConfig()
+        if not self.speculative_config.fallback_sampling:
+            warnings.warn("fallback_sampling=False is lossy: sampled text follows another distribution", stacklevel=2)
         self.device = _device(device)
         if dtype != "auto" and dtype not in DTYPES:
             raise refuse("dtype", dtype, "auto, " + ", ".join(DTYPES))
@@ -167,6 +94,12 @@ class LLM:
         self.max_model_len = self.sizes.max_model_len or limit
         if self.max_model_len > limit:
             raise refuse("max_model_len", self.max_model_len, f"at most the model's {limit}")
+        eos_ids = self.target.config.eos_token_ids.union(
+            () if self.tokenizer.eos_id is None else [self.tokenizer.eos_id]
+        )
+        self._maker = RequestMaker(
+            self.tokenizer, self.vocab, self.max_model_len, eos_ids, self.speculative_config.verify
+        )
         self._engines: dict[bool, Engine] = {}
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
@@ -192,7 +125,7 @@ class LLM:
         native: bool = False,
     ) -> Stream:
         """As `generate`, but an iterator over chunks, each yielded when its round ends."""
-        requests = self._requests(prompts, params)
+        requests = self._requests(prompts, params, native or self.draft is None)
         return Stream(requests, self._run(self.engine(native), [seq for r in requests for seq in r.seqs]))
 
     def chat(
@@ -211,20 +144,16 @@ class LLM:
             self._chat_template = ChatTemplate.load(self._path, self.tokenizer)
         return self.tokenizer.encode_chat(self._chat_template.render(messages))
 
-    def mode(self, params: SamplingParams) -> Mode:
-        """How proposals for such a request are accepted."""
-        if params.greedy:
-            return Mode.GREEDY
-        verify = self.speculative_config.verify
-        coupled = verify == "coupled" or (verify == "auto" and params.seed is not None)
-        return Mode.COUPLED if coupled else Mode.REJECTION
-
     def engine(self, native: bool = False) -> Engine:
         """The engine that runs with the draft model, or natively; made on first use."""
         native = native or self.draft is None
         if native not in self._engines:
             self._engines[native] = self._make_engine(native)
         return self._engines[native]
+
+    def mode(self, params: SamplingParams) -> Mode:
+        """How proposals for such a request are accepted."""
+        return self._maker.mode(params)
 
     def metrics(self, native: bool = False) -> Metrics:
         """The metrics of an engine since it was made or its metrics were reset."""
@@ -295,90 +224,34 @@ class LLM:
                 self._inboxes.pop(seq.request_id, None)
 
     def _requests(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, native: bool
     ) -> list[Request]:
         many = _prompts(prompts)
         if not many:
             raise refuse("prompts", prompts, "at least one prompt")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(many)
+        if not isinstance(params, Seq) or not all(isinstance(p, SamplingParams) for p in params):
+            raise refuse("params", params, "SamplingParams, or a list of them")
         if len(params) != len(many):
             raise ParameterError(f"params has {len(params)} entries for {len(many)} prompts")
-        return [
-            Request(p if isinstance(p, str) else None, tuple(self._sequences(p, s)))
-            for p, s in zip(many, params, strict=True)
-        ]
-
-    def _sequences(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
-        """The n sequences of one prompt; all but the first share its prompt blocks."""
-        ids = tuple(self._encode(prompt))
-        if len(ids) >= self.max_model_len:
-            raise ParameterError(
-                f"prompt has {len(ids)} tokens, must leave room below max_model_len={self.max_model_len}"
-            )
-        for name, given in (("logit_bias id", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token in given:
-                if token >= self.vocab:
-                    raise refuse(name, token, f"a token id below {self.vocab}")
-        banned = sum(1 for value in params.logit_bias.values() if value == float("-inf"))
-        if banned + len(params.bad_words) + len(params.stop_token_ids) + 16 > self.vocab:
-            raise ParameterError(f"logit_bias bans {banned} of {self.vocab} tokens, must leave more to choose from")
-        request_id = self._next_id
-        self._next_id += params.n  # ids of its sequences
-        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little", signed=True)
-        eos = set(self.target.config.eos_token_ids)
-        if self.tokenizer.eos_id is not None:
-            eos.add(self.tokenizer.eos_id)
-        continues = not self.tokenizer.special_ids.issuperset(ids)
-        seqs: list[Sequence] = []
-        for sample_idx in range(params.n):
-            seqs.append(
-                Sequence(
-                    seq_id=request_id + sample_idx,
-                    request_id=request_id,
-                    sample_idx=sample_idx,
-                    prompt=ids,
-                    params=params,
-                    mode=self.mode(params),
-                    seed=seed,
-                    limit=min(len(ids) + params.max_tokens, self.max_model_len),
-                    end_ids=frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos),
-                    bad_words=self._bad_words(params),
-                    detokenizer=Detokenizer(self.tokenizer, continues, params.skip_special_tokens),
-                    stats=RequestStats(prompt_tokens=len(ids)),
-                    leader=seqs[0] if seqs else None,
-                )
-            )
-        return seqs
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise refuse("prompt", prompt, "text of at least one character, or token ids")
-            try:
-                return self.tokenizer.encode(prompt)
-            except ValueError as error:
-                raise ParameterError(f"prompt: {error}") from error
-        ids = list(prompt)
-        if not ids or not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < self.vocab for i in ids):
-            raise refuse("prompt", ids[:8], f"text, or token ids in 0..{self.vocab - 1}")
-        return ids
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of each word, with and without a space before it."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            for text in (word, " " + word.lstrip(" ")):
-                if ids := tuple(self.tokenizer.encode(text, add_bos=False)):
-                    found[ids] = None
-        return tuple(found)
+        requests = []
+        for prompt, given in zip(many, params, strict=True):
+            seqs = self._maker.sequences(prompt, given, self._next_id)
+            self._next_id += len(seqs)
+            lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
+            requests.append(Request(prompt if isinstance(prompt, str) else None, tuple(seqs), lossy))
+        return requests
 
 
 def _prompts(given: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt (a string or token ids) or several, as a list."""
-    if isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int)):
-        return [cast(Prompt, given)]
-    return list(cast("Seq[Prompt]", given))
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise refuse("prompts", given, "a prompt or a list of prompts, each of them text or token ids")
+    many: list[Any] = list(given)
+    return [many] if many and isinstance(many[0], Integral) else many
 
 
 def _device(name: str | None) -> torch.device:

@@ -17,7 +17,10 @@ def ratio(part: float, whole: float) -> float | None:
 
 @dataclass
 class RequestStats:
-    """Progress of one sequence. Times are seconds of a monotonic clock; drafted and accepted count trunk nodes."""
+    """Progress of one sequence. Times are seconds of a monotonic clock; drafted and accepted count trunk nodes.
+
+    The token that a prefill emits belongs to no round.
+    """
 
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
@@ -26,6 +29,7 @@ class RequestStats:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    emitted_in_rounds: int = 0
     prompt_tokens: int = 0
     drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
@@ -36,6 +40,7 @@ class RequestStats:
         self.drafted += drafted
         self.accepted += accepted
         self.emitted += emitted
+        self.emitted_in_rounds += emitted
         for depth in range(drafted):
             self.drafted_at[depth] += 1
         for depth in range(accepted):
@@ -87,7 +92,7 @@ class Metrics:
         ]
         return {
             "tokens_per_second": ratio(emitted, self.step_s),
-            "mean_emitted_per_round": ratio(emitted, rounds),
+            "mean_emitted_per_round": ratio(total(r.emitted_in_rounds for r in self.requests), rounds),
             "acceptance_rate": ratio(accepted, drafted),
             "wasted_fraction": ratio(drafted - accepted, drafted),
             "acceptance_by_depth": [share for share in by_depth if share is not None],

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from lychee.models.tokenizer import check_text
+
 GREEDY_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM
 
 
@@ -78,15 +80,17 @@ class SamplingParams:
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
             check_int("seed", self.seed, -(2**63), 2**63 - 1)
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, 0, 1000)
         self._set("stop", _strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         self._set("bad_words", _strings("bad_words", self.bad_words))
-        self._set("stop_token_ids", tuple(check_int("stop_token_ids", i, 0) for i in self.stop_token_ids))
-        self._set("logit_bias", {check_int("logit_bias id", k, 0): _bias(v) for k, v in dict(self.logit_bias).items()})
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise refuse("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
+        self._set("logit_bias", {check_int("logit_bias id", k, 0): _bias(v) for k, v in self.logit_bias.items()})
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -100,10 +104,21 @@ class SamplingParams:
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
 
-def _strings(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(values, str) or not all(isinstance(v, str) and v for v in values):
-        raise refuse(name, values, "non-empty strings")
+def _strings(name: str, values: object) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str) and v for v in values):
+        raise refuse(name, values, "a list of non-empty strings")
+    for value in values:
+        try:
+            check_text(value, name)
+        except ValueError as error:
+            raise ParameterError(str(error)) from error
     return tuple(values)
+
+
+def _token_ids(name: str, values: object) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise refuse(name, values, "a list of token ids")
+    return tuple(check_int(name, i, 0) for i in values)
 
 
 def _bias(value: object) -> float:

@@ -5,16 +5,16 @@ import json
 import pytest
 import tokenizers
 from sentencepiece import SentencePieceProcessor
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lychee.models.tokenizer_files import load_tokenizer
 from tests.factory import save_tokenizer, sentencepiece_model
 
-KINDS = ("sentencepiece", "bpe", "llama2_json")
+KINDS = ("sentencepiece", "bpe", "llama2_json", "metaspace")
 
 
-def llama2_json() -> str:
-    """The sentencepiece tokenizer as Llama 2's tokenizer.json spells it: Prepend, Replace, byte fallback, Strip."""
+def sentencepiece_json(metaspace: bool) -> str:
+    """The sentencepiece tokenizer as a tokenizer.json: spaces by Prepend, Replace, Strip (Llama 2) or by Metaspace."""
     processor = SentencePieceProcessor(model_proto=sentencepiece_model())
     vocab = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
     merges = [(piece[:cut], piece[cut:], i) for piece, i in vocab.items() for cut in range(1, len(piece))]
@@ -27,12 +27,23 @@ def llama2_json() -> str:
         fuse_unk=True,
     )
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    if metaspace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Metaspace("▁", prepend_scheme="first")]
+        )
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
     tokenizer.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>")])
     return tokenizer.to_str()
+
+
+def readable(kind: str, text: str) -> str:
+    """What decoding can give back: Metaspace lets a text's own first space stand for the dummy prefix."""
+    return text.removeprefix(" ") if kind == "metaspace" else text
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +51,11 @@ def tokenizer_dirs(tmp_path_factory):
     root = tmp_path_factory.mktemp("tokenizers")
     save_tokenizer(root / "sentencepiece", "sentencepiece")
     save_tokenizer(root / "bpe", "bpe")
-    (root / "llama2_json").mkdir()
-    (root / "llama2_json" / "tokenizer.json").write_text(llama2_json())
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True}
-    (root / "llama2_json" / "tokenizer_config.json").write_text(json.dumps(config))
+    for kind in ("llama2_json", "metaspace"):
+        (root / kind).mkdir()
+        (root / kind / "tokenizer.json").write_text(sentencepiece_json(kind == "metaspace"))
+        config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True}
+        (root / kind / "tokenizer_config.json").write_text(json.dumps(config))
     return {kind: root / kind for kind in KINDS}
 
 

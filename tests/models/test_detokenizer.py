@@ -1,12 +1,14 @@
 """Streaming: joined deltas are the full decode, characters arrive whole, the dummy prefix goes once."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lychee.models.detokenizer import Detokenizer
 from tests.factory import TOKENIZER_SIZE
-from tests.models.conftest import KINDS
+from tests.models.conftest import KINDS, readable
 
 TEXTS = ["Hello world", "emoji 😀 and 👩‍👩‍👧!", "日本語と中文、한국어", "naïve Ωμέγα", " two  spaces", "a😀"]
 
@@ -17,8 +19,10 @@ def streamed(tokenizer, ids, **options):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_characters_arrive_whole_wherever_the_output_is_cut(tokenizer, text):
-    ids = tokenizer.encode(text, add_bos=False)
+@pytest.mark.parametrize("kind", KINDS)
+def test_characters_arrive_whole_wherever_the_output_is_cut(all_tokenizers, kind, text):
+    tokenizer = all_tokenizers[kind]
+    ids, text = tokenizer.encode(text, add_bos=False), readable(kind, text)
     for cut in range(len(ids) + 1):
         deltas, rest = streamed(tokenizer, ids[:cut])
         assert "\ufffd" not in "".join(deltas)
@@ -47,7 +51,14 @@ def test_a_byte_that_cannot_continue_a_character_does_not_hold_up_the_next(token
     assert (deltas[0], rest) == ("", "")
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "llama2_json"])
+def test_an_id_without_a_string_does_not_use_up_the_dummy_prefix(all_tokenizers):
+    tokenizer = all_tokenizers["sentencepiece"]
+    holed = dataclasses.replace(tokenizer, strings=(*tokenizer.strings, ""), pieces=(*tokenizer.pieces, b""))
+    ids = [tokenizer.size, *tokenizer.encode("Hello")]
+    assert "".join(streamed(holed, ids)[0]) == holed.decode(ids) == "Hello"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama2_json", "metaspace"])
 def test_the_dummy_prefix_is_stripped_once_and_never_on_continuation(all_tokenizers, kind):
     tokenizer = all_tokenizers[kind]
     ids = tokenizer.encode("Hello world")

@@ -67,7 +67,9 @@ def test_speculative_config_json_is_checked(text, message):
         SpeculativeConfig.from_json(text)
 
 
-@pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"])
+@pytest.mark.parametrize(
+    "name", ["block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"]
+)
 def test_engine_sizes_are_positive(name):
     with pytest.raises(ParameterError, match=name):
         EngineConfig(**{name: 0})

@@ -1,0 +1,92 @@
+"""Milliseconds of one forward pass by number of rows, for a target and a draft: what a speculative round costs.
+
+    python -m bench.rows [--model DIR --draft-model DIR] [--context 128] [--rows 1,2,3,5,9,17] [--json FILE]
+
+A round that drafts k tokens costs k draft passes of one row and one target pass of k + 1 rows. Passes of all sizes are
+timed in turn, so that a drift of the machine's speed hits all alike; the table gives medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lychee import demo
+from lychee.models.batch import Batch
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+
+BLOCK_SIZE = 16
+
+
+class Pass:
+    """A decode-class forward of a chain of `rows` nodes after `context` cached tokens."""
+
+    def __init__(self, model: Llama, rows: int, context: int, device: torch.device) -> None:
+        self.model, self.device = model, device
+        num_blocks = -(-(context + rows) // BLOCK_SIZE)
+        self.kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.embed.dtype, device)
+        self.batch = Batch.decode(
+            tokens=[[3] * rows],
+            parents=[range(-1, rows - 1)],
+            context_lens=[context],
+            block_tables=[range(num_blocks)],
+            block_size=BLOCK_SIZE,
+            device=device,
+        )
+
+    def time(self) -> float:
+        """Milliseconds."""
+        start = time.perf_counter()
+        self.model.forward(self.batch, self.kv)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return 1e3 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=demo.TARGET)
+    parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--rows", default="1,2,3,5,9,17")
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if device.type == "cpu" else None
+    models = {"target": Llama.load(args.model, device, dtype), "draft": Llama.load(args.draft_model, device, dtype)}
+    sizes = [int(size) for size in args.rows.split(",")]
+    passes = {
+        (name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes
+    }
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in passes}
+    for repeat in range(args.repeats + 3):
+        for key, one in passes.items():
+            took = one.time()
+            if repeat >= 3:
+                times[key].append(took)
+    result = {name: {rows: median(times[name, rows]) for rows in sizes} for name in models}
+    table = Table(title=f"ms per forward pass, {args.context} cached tokens, {device}", box=None)
+    for heading in ("rows", "target", "draft", "target / one row", "round / native step"):
+        table.add_column(heading, justify="right")
+    native = result["target"][sizes[0]]
+    for rows in sizes:
+        cost = (result["target"][rows] + (rows - 1) * result["draft"][sizes[0]]) / native
+        target, draft = result["target"][rows], result["draft"][rows]
+        table.add_row(str(rows), f"{target:.2f}", f"{draft:.2f}", f"{target / native:.2f}", f"{cost:.2f}")
+    Console().print(table)
+    print("A round must emit more tokens, on average, than its last column to be faster than native decoding.")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

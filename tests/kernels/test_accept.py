@@ -1,0 +1,172 @@
+"""accept_coupled and accept_rejection: which path is taken, on trees small enough to follow by hand."""
+
+import pytest
+import torch
+
+from lychee.kernels import accept_coupled, accept_rejection
+from lychee.kernels.accept_samples import accept_rejection_sample
+from lychee.kernels.types import SeqKeys, Tree
+from tests.conftest import DEVICE
+from tests.kernels.faces import both_faces, launch, reference
+from tests.kernels.laws import chi_square
+
+NEVER = float("-inf")
+
+
+def ints(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def tree_of(*requests: tuple[list[int], list[int]]) -> Tree:
+    """A batch of (tokens, parents)."""
+    sizes = torch.tensor([0] + [len(tokens) for tokens, _ in requests])
+    tokens, parents = ([x for r in requests for x in r[i]] for i in (0, 1))
+    return Tree(ints(sizes.cumsum(0).tolist()), ints(tokens), ints(parents))
+
+
+def seq_keys(num_seqs: int, position: int = 3) -> SeqKeys:
+    zeros = torch.zeros(num_seqs, dtype=torch.int32, device=DEVICE)
+    return SeqKeys(torch.arange(num_seqs, device=DEVICE) * 104729 + 1, zeros + position, zeros)
+
+
+def log_probs(rows) -> torch.Tensor:
+    return torch.tensor(rows, device=DEVICE).log()
+
+
+def follow(face, tree: Tree, target_tokens: list[int], max_path: int = 4):
+    paths, lens, tokens = face(accept_coupled, tree=tree, target_tokens=ints(target_tokens), max_path=max_path)
+    assert (paths >= 0).sum(-1).tolist() == lens.tolist()
+    return [[n for n in path if n >= 0] for path in paths.tolist()], tokens.tolist()
+
+
+# Node:    0  1  2  3  4   node 1 and 2 below the root, 3 below 1, 4 below 2
+PARENTS = [-1, 0, 0, 1, 2]
+
+
+@both_faces
+def test_coupled_descends_to_the_child_that_holds_the_targets_draw(face):
+    tree = tree_of(([9, 5, 6, 7, 8], PARENTS))
+    assert follow(face, tree, [6, 0, 8, 0, 4]) == ([[0, 2, 4]], [4])
+    assert follow(face, tree, [5, 8, 0, 0, 0]) == ([[0, 1]], [8])
+    assert follow(face, tree, [7, 7, 7, 7, 7]) == ([[0]], [7])
+
+
+@both_faces
+def test_coupled_never_enters_a_dead_node(face):
+    assert follow(face, tree_of(([9, -1, 6, -1, 8], PARENTS)), [-1, 0, 8, 0, 4]) == ([[0]], [-1])
+
+
+@both_faces
+def test_coupled_paths_stop_at_max_path(face):
+    tree = tree_of(([9, 5, 6, 7, 8], PARENTS))
+    assert follow(face, tree, [6, 0, 8, 0, 4], max_path=2) == ([[0, 2]], [8])
+
+
+@both_faces
+def test_coupled_takes_the_first_of_two_children_with_the_same_token(face):
+    assert follow(face, tree_of(([9, 5, 5, 7, 8], PARENTS)), [5, 7, 8, 1, 2]) == ([[0, 1, 3]], [1])
+
+
+@both_faces
+def test_coupled_requests_of_a_ragged_batch_are_independent(face):
+    requests = ([9], [-1]), ([9, 5, 6, 7, 8], PARENTS), ([1, 2], [-1, 0])
+    assert follow(face, tree_of(*requests), [3, 6, 0, 8, 0, 4, 2, 7]) == ([[0], [0, 2, 4], [0, 1]], [3, 4, 7])
+
+
+def run_rejection(face, tree, target, draft, lossless=True, max_path=4, keys=None):
+    arguments = {"tree": tree, "target_log_probs": target, "draft_log_probs": draft, "max_path": max_path}
+    keys = keys or seq_keys(len(tree.cu_nodes) - 1)
+    paths, lens, tokens = face(accept_rejection, keys=keys, lossless=lossless, **arguments)
+    assert (paths >= 0).sum(-1).tolist() == lens.tolist()
+    return paths, tokens
+
+
+def repeated(num_seqs: int, tokens: list[int], parents: list[int], target, draft):
+    """The same tree and distributions for many seeds."""
+    return tree_of(*[(tokens, parents)] * num_seqs), target.repeat(num_seqs, 1), draft.repeat(num_seqs, 1)
+
+
+@both_faces
+def test_rejection_never_accepts_or_emits_a_token_of_probability_zero(face):
+    target = log_probs([[0.0, 0.7, 0.3, 0.0]] * 3)
+    draft = log_probs([[0.5, 0.0, 0.1, 0.4]] * 3)
+    paths, tokens = run_rejection(face, *repeated(24, [9, 0, 3], [-1, 0, 0], target, draft))
+    assert paths[:, 1].unique().tolist() == [-1]
+    assert set(tokens.tolist()) <= {1, 2}
+
+
+@both_faces
+def test_rejection_accepts_everything_where_draft_and_target_agree(face):
+    torch.manual_seed(0)
+    both = torch.randn(3, 50, device=DEVICE).log_softmax(-1)
+    paths, _ = run_rejection(face, *repeated(24, [9, 4, 40], [-1, 0, 1], both, both))
+    assert paths.unique(dim=0).tolist() == [[0, 1, 2, -1]]
+
+
+@both_faces
+def test_rejection_skips_dead_nodes_and_reads_no_draft_row_of_a_leaf(face):
+    target = log_probs([[0.2, 0.8, 0.0]] * 5)
+    draft = log_probs([[0.0, 1.0, 0.0]] * 5)
+    draft[[1, 3, 4]] = float("nan")
+    paths, tokens = run_rejection(face, *repeated(24, [9, 1, -1, -1, -1], [-1, 0, 0, 1, 2], target, draft))
+    taken, refused = tokens[paths[:, 1] == 1], tokens[paths[:, 1] == -1]
+    assert 0.6 < len(taken) / 24 < 0.95
+    assert set(taken.tolist()) == {0, 1}
+    assert set(refused.tolist()) == {0}
+
+
+@both_faces
+def test_rejection_paths_stop_at_max_path(face):
+    both = log_probs([[0.2, 0.8]] * 3)
+    paths, _ = run_rejection(face, *repeated(8, [9, 1, 0], [-1, 0, 1], both, both), max_path=2)
+    assert paths.unique(dim=0).tolist() == [[0, 1]]
+
+
+@both_faces
+def test_rejection_of_a_request_does_not_depend_on_its_batch(face):
+    torch.manual_seed(1)
+    inputs = accept_rejection_sample(torch.float32, DEVICE, num_seqs=3, max_nodes=7, vocab=20)
+    whole = face(accept_rejection, **inputs)
+    first, end = inputs["tree"].cu_nodes[1:3].tolist()
+    alone = {
+        "tree": Tree(ints([0, end - first]), inputs["tree"].tokens[first:end], inputs["tree"].parents[first:end]),
+        "target_log_probs": inputs["target_log_probs"][first:end],
+        "draft_log_probs": inputs["draft_log_probs"][first:end],
+        "keys": SeqKeys(*(t[1:2] for t in vars(inputs["keys"]).values())),
+    }
+    for part, expected in zip(face(accept_rejection, **inputs | alone), whole, strict=True):
+        assert torch.equal(part, expected[1:2])
+
+
+@both_faces
+def test_lossy_recovery_draws_from_the_unmodified_target(face):
+    """The child of probability 0.5 that was just refused comes back, which lossless recovery never does."""
+    target, draft = log_probs([[0.5, 0.5, 0.0]] * 2), log_probs([[1.0, 0.0, 0.0]] * 2)
+    request = repeated(24, [9, 0], [-1, 0], target, draft)
+    for lossless, expected in ((True, {1}), (False, {0, 1})):
+        paths, tokens = run_rejection(face, *request, lossless=lossless)
+        assert set(tokens[paths[:, 1] == -1].tolist()) == expected
+
+
+@pytest.mark.parametrize("sample_idx", [0, 1])
+def test_second_children_far_below_fp32s_range_are_still_tested_fairly(sample_idx):
+    """At a low temperature what is left after the first child weighs e^-500: a sum of probabilities would be 0."""
+    target = log_probs([[0.0, 0.3, 0.7]]).repeat(3, 1)
+    draft = torch.tensor([[0.0, -500.0, -500.0]] * 3, device=DEVICE)
+    keys = seq_keys(6000)
+    keys = SeqKeys(keys.seeds, keys.root_positions, keys.sample_idx + sample_idx)
+    emitted = []
+    for second in (1, 2):  # equally likely to be drawn after token 0
+        request = repeated(6000, [9, 0, second], [-1, 0, 0], target, draft)
+        paths, tokens = run_rejection(reference, *request, keys=keys)
+        emitted.append(torch.where(paths[:, 1] == 2, second, tokens))
+    assert chi_square(torch.stack(emitted).T.flatten(), torch.tensor([0.0, 0.3, 0.7])) > 1e-3
+
+
+def test_both_faces_take_the_same_decisions():
+    torch.manual_seed(2)
+    inputs = accept_rejection_sample(torch.float32, DEVICE, num_seqs=40, max_nodes=9, vocab=5)
+    paths, lens, tokens = launch(accept_rejection, **inputs)
+    assert lens.unique().numel() > 3
+    for got, expected in zip((paths, lens, tokens), reference(accept_rejection, **inputs), strict=True):
+        assert torch.equal(got, expected)

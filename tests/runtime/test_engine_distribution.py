@@ -1,0 +1,117 @@
+"""Rejection sampling through the whole engine: emitted tokens have native decoding's distribution, and cheats do not."""
+
+import itertools
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from lychee.runtime.config import SpeculativeConfig
+from lychee.runtime.drafter import ModelDrafter
+from lychee.runtime.inputs import SamplingBatch
+from lychee.runtime.llm import LLM
+from lychee.runtime.sampling_params import SamplingParams
+from tests.factory import make_model_dir
+
+PROMPT = [1, 40, 41]
+TOP_K, TEMPERATURE, LENGTH = 3, 0.8, 4
+SAMPLES = 4000
+PARAMS = SamplingParams(n=SAMPLES, max_tokens=LENGTH, temperature=TEMPERATURE, top_k=TOP_K, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("distribution")
+    target = make_model_dir(root / "target", seed=3)
+    return target, make_model_dir(root / "draft", noise_of=target, noise=0.15, seed=4)
+
+
+def next_probs(llm, prefix):
+    """Exact next-token probabilities under temperature and top-k, from native decoding's raw log-probabilities."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=llm.vocab, ignore_eos=True)
+    (logprobs,) = llm.generate([prefix], params, native=True)[0].outputs[0].logprobs
+    best = sorted(logprobs.top.items(), key=lambda item: -item[1])[:TOP_K]
+    weights = np.exp(np.array([value for _, value in best]) / TEMPERATURE)
+    return dict(zip([token for token, _ in best], weights / weights.sum(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    """Probability of every sequence of LENGTH tokens."""
+    llm, found = LLM(pair[0]), {(): 1.0}
+    for _ in range(LENGTH):
+        found = {
+            (*path, token): weight * prob
+            for path, weight in found.items()
+            for token, prob in next_probs(llm, PROMPT + list(path)).items()
+        }
+    return found
+
+
+def p_value(llm, expected, params=PARAMS):
+    """Of a chi-square test of emitted sequences; rare ones are pooled. A sequence of probability zero fails at once."""
+    outputs = llm.generate([PROMPT], params)[0].outputs
+    counts = dict.fromkeys(expected, 0)
+    for output in outputs:
+        if output.token_ids not in counts:
+            return 0.0
+        counts[output.token_ids] += 1
+    pairs = sorted((weight * params.n, counts[path]) for path, weight in expected.items())
+    rare = list(itertools.takewhile(lambda pair: pair[0] < 10, pairs))
+    pooled = [*pairs[len(rare) :], tuple(map(sum, zip(*rare, strict=True)))] if rare else pairs
+    wanted, seen = zip(*pooled, strict=True)
+    return chisquare(seen, wanted).pvalue
+
+
+@pytest.fixture
+def llm(pair, fixed_entropy):
+    return LLM(*pair, SpeculativeConfig(num_speculative_tokens=2), max_num_seqs=256)
+
+
+@pytest.fixture
+def fixed_entropy():
+    """Requests without a seed take one from the system; here a fixed stream of them."""
+    with patch("os.urandom", np.random.default_rng(0).bytes):
+        yield
+
+
+def test_rejection_sampling_keeps_the_distribution(llm, expected):
+    assert p_value(llm, expected) > 1e-3
+    stats = [r for r in llm.metrics().requests if r.drafted]
+    assert 0.2 < sum(r.accepted for r in stats) / sum(r.drafted for r in stats) < 0.95  # both outcomes were exercised
+
+
+def test_native_sampling_keeps_the_distribution(pair, fixed_entropy, expected):
+    assert p_value(LLM(pair[0], max_num_seqs=256), expected) > 1e-3
+
+
+def test_coupled_sampling_keeps_the_distribution(pair, fixed_entropy, expected):
+    coupled = LLM(*pair, SpeculativeConfig(num_speculative_tokens=2, verify="coupled"), max_num_seqs=256)
+    assert p_value(coupled, expected) > 1e-3
+
+
+def test_dropping_the_residual_is_caught(pair, fixed_entropy, expected):
+    lossy = LLM(*pair, SpeculativeConfig(num_speculative_tokens=2, fallback_sampling=False), max_num_seqs=256)
+    assert p_value(lossy, expected) < 1e-6
+
+
+def test_drafting_greedily_against_raw_draft_probabilities_is_caught(llm, expected):
+    def argmax(self, batch, active, log_probs, depth):
+        return log_probs.argmax(-1).tolist()
+
+    with patch.object(ModelDrafter, "_draw", argmax):
+        assert p_value(llm, expected) < 1e-6
+
+
+def test_acceptance_noise_used_in_an_earlier_round_is_caught(llm, expected):
+    keys = SamplingBatch.seq_keys
+
+    def without_position(self):
+        made = keys(self)
+        return replace(made, root_positions=torch.zeros_like(made.root_positions))
+
+    with patch.object(SamplingBatch, "seq_keys", without_position):
+        assert p_value(llm, expected) < 1e-6
