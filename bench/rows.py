@@ -64,9 +64,7 @@ def main() -> None:
     dtype = torch.float32 if device.type == "cpu" else None
     models = {"target": Llama.load(args.model, device, dtype), "draft": Llama.load(args.draft_model, device, dtype)}
     sizes = [int(size) for size in args.rows.split(",")]
-    passes = {
-        (name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes
-    }
+    passes = {(name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes}
     times: dict[tuple[str, int], list[float]] = {key: [] for key in passes}
     for repeat in range(args.repeats + 3):
         for key, one in passes.items():

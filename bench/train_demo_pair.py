@@ -1,9 +1,9 @@
 """Train the packaged model pair from nothing: a small Llama and a draft of a tenth of its size.
 
 Fetches the corpus from Debian's package archive (or takes packages that are already unpacked), trains the target on
-it, lets the target write some text of its own, and trains the draft by distillation on both. Both end as ordinary
-Hugging Face model directories. Lengths are counted in tokens, never in time, so a slow or paused machine gives the
-same pair; a run that was stopped goes on from its last checkpoint when the same command is given again.
+it and then the draft by distillation on the same text. Both end as ordinary Hugging Face model directories. Lengths
+are counted in tokens, never in time, so a slow or paused machine gives the same pair; a run that was stopped goes on
+from its last checkpoint when the same command is given again.
 
     python bench/train_demo_pair.py --work build/pair --out lychee/demo --tokenizer lychee/demo/target/tokenizer.model
 """
@@ -17,27 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from demo_pair import corpus, tokenizer
-from demo_pair.batches import CONTEXT, ROWS, batches
 from demo_pair.files import load
 from demo_pair.loop import train
-from demo_pair.model import DRAFT, TARGET, Llama, generate
-from tqdm import tqdm
-
-
-@torch.no_grad()
-def written_by(o: argparse.Namespace, target: Llama, data: dict[str, np.ndarray], mix: dict[str, float]) -> np.ndarray:
-    """Text that the target continues from beginnings in the training text, kept in a file once it is made."""
-    path = o.work / "sampled.npy"
-    if not path.exists():
-        torch.manual_seed(o.seed)
-        batch, rows = batches(data, mix, o.seed + 1), []
-        for i in tqdm(range(max(1, round(o.sampled_tokens / (16 * ROWS * CONTEXT)))), desc="text of the target"):
-            start = torch.cat([batch(16 * i + j)[0][:, :32] for j in range(16)]).to(o.device)
-            with torch.autocast(o.device, torch.bfloat16):
-                rows.append(generate(target, start, CONTEXT - 32, 0.8).cpu().numpy().astype(np.uint16))
-        np.save(path, np.concatenate(rows).flatten())
-    sampled: np.ndarray = np.load(path)
-    return sampled
+from demo_pair.model import DRAFT, TARGET, Llama
 
 
 def from_teacher(teacher: Llama, seed: int) -> Llama:
@@ -61,11 +43,10 @@ def arguments() -> argparse.Namespace:
     add("--tokenizer", type=Path, help="a sentencepiece model of 4,096 pieces (default: train one)")
     add("--target-tokens", type=float, default=24e6, metavar="N", help="training tokens of the target (%(default)g)")
     add("--draft-tokens", type=float, default=14e6, metavar="N", help="training tokens of the draft (%(default)g)")
-    add("--sampled-tokens", type=float, default=5e5, metavar="N", help="text the target writes for it (%(default)g)")
     add("--mix", default="0.42,0.22,0.36", help="shares of English, Chinese and code (%(default)s)")
     add("--cooldown", type=float, default=0.45, help="share of steps in which the learning rate falls (%(default)s)")
     add("--long", type=float, default=0.2, help="share of the steps, the last, at the full context (%(default)s)")
-    add("--plain", type=float, default=0.15, help="share of the draft's steps before it is distilled (%(default)s)")
+    add("--plain", type=float, default=0.3, help="share of the draft's steps before it is distilled (%(default)s)")
     add("--temperature", type=float, default=0.7, help="temperature of the distillation (%(default)s)")
     add("--save-every", type=int, default=200, metavar="STEPS", help="steps between checkpoints (%(default)s)")
     add("--stop-after", choices=("corpus", "target", "draft"), default="draft", help="last stage to run (%(default)s)")
@@ -80,7 +61,7 @@ def arguments() -> argparse.Namespace:
     if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 0.005:
         parser.error(f"--mix needs three shares that add up to 1, such as 0.42,0.22,0.36, and got {o.mix}")
     o.mix = dict(zip(corpus.KINDS, shares, strict=True))
-    for name in ("target_tokens", "draft_tokens", "sampled_tokens", "temperature", "save_every"):
+    for name in ("target_tokens", "draft_tokens", "temperature", "save_every"):
         if getattr(o, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
     for name in ("cooldown", "long", "plain"):
@@ -96,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Corpus, target, text of the target, draft."""
+    """Corpus, target, draft."""
     o = arguments()
     o.work.mkdir(parents=True, exist_ok=True)
     kept = o.work / "tokens.npz"
@@ -118,9 +99,7 @@ def main() -> None:
     if o.stop_after == "target":
         return
     target = load(o.out / "target").to(o.device).requires_grad_(False)
-    data["own"] = written_by(o, target, data, o.mix)
-    mix = {**{kind: 0.75 * share for kind, share in o.mix.items()}, "own": 0.25}
-    train(o, "draft", from_teacher(target, o.seed), o.draft_tokens, data, held, mix, target)
+    train(o, "draft", from_teacher(target, o.seed), o.draft_tokens, data, held, o.mix, target)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from tqdm import tqdm
@@ -30,8 +30,14 @@ SPECULATION_FLAGS = ("draft_model", "max_draft_len", "num_speculative_tokens", "
 STDIN_WAIT_S = 2.0
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """A sentence, as for every other bad value."""
+        raise ParameterError(message)
+
+
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="lychee run", description=__doc__, allow_abbrev=False)
+    p = Parser(prog="lychee run", description=__doc__, allow_abbrev=False)
     p.add_argument("model", nargs="?", help="a Hugging Face model directory; without it, the packaged pair")
     p.add_argument("--draft-model", metavar="DIR", help="the draft model's directory; without it decoding is native")
     source = p.add_mutually_exclusive_group()
@@ -64,9 +70,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Seq[str] | None = None) -> int:
-    args = parser().parse_args(argv)
     try:
-        return _main(args)
+        return _main(parser().parse_args(argv))
     except (ParameterError, ModelError, ChatError, OSError) as error:
         print(f"lychee run: {error}", file=sys.stderr)
         return 2
@@ -123,12 +128,14 @@ def _check(args: argparse.Namespace) -> None:
         raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
     if args.report and not args.report.absolute().parent.is_dir():
         raise ParameterError(f"--report is {args.report}, whose directory does not exist")
+    if args.report and args.report.is_dir():
+        raise ParameterError(f"--report is {args.report}, which is a directory")
 
 
 def _speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
-    config = SpeculativeConfig.from_json(args.speculative_config or "{}")
-    given = {k: getattr(args, k) for k in ("max_draft_len", "num_speculative_tokens", "verify")}
-    return replace(config, **{k: v for k, v in given.items() if v is not None})
+    flags = {name: getattr(args, name) for name in ("max_draft_len", "num_speculative_tokens", "verify")}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return SpeculativeConfig.from_json(args.speculative_config or "{}", **given)
 
 
 def _default(given: Any, default: Any) -> Any:
@@ -143,7 +150,7 @@ def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
             text = args.prompt_file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ParameterError(f"--prompt-file {args.prompt_file} is not UTF-8: {error}") from error
-        found = [text] if args.prompt_file_whole else [line for line in text.splitlines() if line.strip()]
+        found = [text] if args.prompt_file_whole else [line for line in text.split("\n") if line.strip()]
         if not any(found):
             raise ParameterError(f"--prompt-file {args.prompt_file} holds no prompt")
         return found
@@ -160,7 +167,10 @@ def _read_stdin(wait: bool) -> str:
         return ""
     if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
         return ""
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"standard input is not UTF-8: {error}") from error
 
 
 def _batches(prompts: Seq[Prompt], size: int) -> Iterator[list[Prompt]]:

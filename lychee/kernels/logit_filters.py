@@ -106,7 +106,7 @@ def filter_kernel(
             last = tl.minimum(last, _last_key(x_ptr, largest, temperature, vocab, top_k, True, BLOCK_V))
         if top_p < 1:
             budget = top_p * _mass(x_ptr, largest, temperature, vocab, last, BLOCK_V)
-            last = tl.minimum(last, _last_key(x_ptr, largest, temperature, vocab, budget, False, BLOCK_V))
+            last = _last_key(x_ptr, largest, temperature, vocab, budget, False, BLOCK_V)  # never beyond last
         log_mass = tl.log(tl.maximum(_mass(x_ptr, largest, temperature, vocab, last, BLOCK_V), 1.0))
     for first in range(0, vocab, BLOCK_V):
         offs_v = first + tl.arange(0, BLOCK_V)

@@ -24,7 +24,7 @@ LIMITS = {
     "num_attention_heads": 1 << 10,
     "num_key_value_heads": 1 << 10,
     "head_dim": 1 << 10,
-    "max_position_embeddings": 1 << 24,
+    "max_position_embeddings": 1 << 21,
 }
 # Keys that change the arithmetic into one that is not implemented, with the values that leave it alone.
 # pretraining_tp is not among them: it only splits the sums of the same products.

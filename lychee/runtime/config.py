@@ -59,17 +59,23 @@ class SpeculativeConfig:
         for key in given:
             if key not in allowed:
                 raise ParameterError(f"speculative_config has {key!r}, may have {', '.join(sorted(allowed))}")
+        for key, same in (("num_speculative_tokens", "max_draft_len"), ("adaptive_max_draft_len", "adaptive")):
+            if given.get(key) is not None and given.get(same) is not None:
+                raise ParameterError(f"{key} and {same} are both given, must be one of them")
         return cls(**given)
 
     @classmethod
-    def from_json(cls, text: str) -> SpeculativeConfig:
+    def from_json(cls, text: str, **more: Any) -> SpeculativeConfig:
+        """From a JSON object and further fields; a field given by both is refused."""
         try:
             given = json.loads(text)
         except json.JSONDecodeError as error:
             raise ParameterError(f"speculative_config is not JSON: {error}") from error
         if not isinstance(given, dict):
             raise refuse("speculative_config", given, "a JSON object")
-        return cls.parse(given)
+        if twice := sorted(given.keys() & more.keys()):
+            raise ParameterError(f"speculative_config has {twice[0]}, which is also given by itself")
+        return cls.parse({**given, **more})
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,10 @@ def test_bad_words_ban_their_last_token_where_the_others_just_passed(face):
 
 @both_faces
 def test_a_bad_word_longer_than_the_rows_memory_does_not_match(face):
-    got = process(face, torch.zeros(2, 5), params(bad_words=[[[1, 2, 3, 4]]]), rows_of(2, recent=[[3], [2]]))
-    assert kept(got) == [[0, 1, 2, 3, 4]] * 2
+    """Not even where the rows before it in the batch hold the word's beginning."""
+    sampling = params(bad_words=[[[1, 2, 3, 4]]])
+    got = process(face, torch.zeros(3, 5), sampling, rows_of(3, recent=[[1], [2], [3]]))
+    assert kept(got) == [[0, 1, 2, 3, 4]] * 3
 
 
 @both_faces

@@ -12,7 +12,6 @@ from lychee.runtime.sampling_params import ParameterError, SamplingParams
 from tests.runtime.pairs import (
     PROMPT,
     PROMPTS,
-    K,
     drafting,
     following,
     greedy,
@@ -52,14 +51,14 @@ def results(outputs):
 
 
 @pytest.mark.parametrize("params", [greedy, seeded])
-@pytest.mark.parametrize("num_blocks", range(9, 26, 2))
+@pytest.mark.parametrize("num_blocks", [10, 11, 13, 16, 19, 22, 40])
 @pytest.mark.parametrize("draft", [None, "near"])
 def test_preempted_sequences_resume_to_the_same_output(draft, num_blocks, params):
     llm = small(draft, num_blocks)
     engine = llm.engine()
     outputs = llm.generate(PROMPTS, params())
     assert results(outputs) == roomy(PROMPTS, params())
-    assert (engine.metrics.preemptions > 0) == (num_blocks < 24)
+    assert (engine.metrics.preemptions > 0) == (num_blocks < 40)
     check(engine)
     assert engine.scheduler.pool.num_free == num_blocks
     assert engine.idle
@@ -96,28 +95,32 @@ def test_the_latest_arrival_is_preempted():
     assert ends == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("num_blocks", range(9, 14))
+@pytest.mark.parametrize("num_blocks", [6, 7, 9, 10, 12, 24])
 def test_the_tree_shrinks_before_anything_is_preempted(num_blocks):
-    """Two sequences whose roots always fit, and whose drafts often do not."""
-    prompts = [[5, 6, 7], [9, 8, 7]]
-    params = greedy(max_tokens=16)  # 19 tokens: 5 blocks each in the end, of which the last root needs none
-    expected = roomy(prompts, params)
+    """A drafter that is always wrong costs no preemption that native decoding does without; a right one saves some."""
+    prompts, params = [[5, 6, 7], [9, 8, 7]], greedy(max_tokens=16)  # 5 blocks each in the end
     references = shared_llm().generate(prompts, params)
-    llm, drafted = small(num_blocks=num_blocks), []
-    right = following(references)
+    llm, missing, right = small(num_blocks=num_blocks), [], following(references)
+    engine = llm.engine()
 
-    def script(seq, length):
-        drafted.append(length)
-        return right(seq, length)
-
-    with drafting(llm, script, length=6) as engine:
+    def preemptions():
+        llm.reset_metrics()
         outputs = llm.generate(prompts, params)
-        assert results(outputs) == expected
-        assert engine.metrics.preemptions == (num_blocks < 10) * engine.metrics.preemptions
-        if num_blocks >= 10:
-            assert engine.metrics.preemptions == 0
-        assert drafted
+        assert results(outputs) == results(references)
         check(engine)
+        return engine.metrics.preemptions
+
+    def wrong(seq, length):
+        missing.append(min(12, seq.limit - len(seq.tokens) - 1) - length)
+        return [(token + 1) % llm.vocab for token in right(seq, length)]
+
+    natively = preemptions()
+    assert (natively > 0) == (num_blocks < 10)
+    with drafting(llm, wrong, length=12):
+        assert preemptions() == natively
+    assert (max(missing) > 0) == (num_blocks < 10)
+    with drafting(llm, right, length=12):
+        assert preemptions() <= natively
 
 
 def test_a_pool_without_room_for_a_rounds_nodes_drafts_what_fits():
@@ -289,4 +292,3 @@ def test_unseeded_sampling_in_a_tiny_pool_ends_and_leaks_nothing():
     outputs = llm.generate([PROMPT] * 6, SamplingParams(max_tokens=20, ignore_eos=True))
     assert [len(o.outputs[0].token_ids) for o in outputs] == [20] * 6
     check(llm.engine())
-    assert K > 0

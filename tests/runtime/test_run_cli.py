@@ -1,0 +1,379 @@
+"""`lychee run`: what it prints is what it reports, and what it cannot use it refuses in a sentence."""
+
+import io
+import json
+import os
+import sys
+from enum import Enum
+
+import pytest
+
+from lychee import __main__, demo, run
+from tests.factory import make_model_dir, save_tokenizer
+from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, root, seeded, shared_llm
+
+TOTALS = {
+    "tokens_per_second", "mean_emitted_per_round", "acceptance_rate", "wasted_fraction", "acceptance_by_depth",
+    "draft_s", "verify_s", "other_s", "peak_memory_bytes",
+}  # fmt: skip
+REQUEST = {
+    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds", "drafted",
+    "accepted", "emitted",
+}  # fmt: skip
+
+
+@pytest.fixture
+def lychee(capsys, tmp_path):
+    """Runs the command; returns its exit code, standard output, standard error and report."""
+
+    def call(*argv, report=True):
+        file = tmp_path / "report.json"
+        file.unlink(missing_ok=True)
+        code = run.main([*map(str, argv), *(["--report", str(file)] if report else [])])
+        out, err = capsys.readouterr()
+        return code, out, err, json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    return call
+
+
+def pair(draft="near", kind="sentencepiece"):
+    return [model_dir("T", kind), "--draft-model", model_dir(draft, kind)]
+
+
+def texts(report, name):
+    return [request["text"] for request in report["runs"][name]["requests"]]
+
+
+# what is printed and reported
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "bpe"])
+@pytest.mark.parametrize("options", [[], ["--temperature", 0.8, "--seed", 3, "--top-p", 0.9, "--top-k", 50]])
+def test_streamed_text_is_the_reports_and_the_librarys(lychee, kind, options):
+    code, out, err, report = lychee(*pair("near", kind), "--prompt", PROMPT, "--max-tokens", 20, *options)
+    assert code == 0
+    (request,) = report["runs"]["speculative"]["requests"]
+    assert out == PROMPT + request["text"] + "\n"
+    params = greedy(max_tokens=20, ignore_eos=False)
+    if options:
+        params = seeded(max_tokens=20, ignore_eos=False, temperature=0.8, seed=3, top_p=0.9, top_k=50)
+    expected = completion(shared_llm(kind=kind), PROMPT, params)
+    assert (request["text"], request["token_ids"]) == (expected.text, list(expected.token_ids))
+    assert "tokens/s" in err
+
+
+@pytest.mark.parametrize("mode", ["draft", "no draft", "native"])
+def test_the_report_has_the_run_made_and_every_field(lychee, mode):
+    models = pair() if mode == "draft" else [model_dir()]
+    native = ["--native"] if mode == "native" else []
+    code, _, _, report = lychee(*models, "--prompt", PROMPT, "--max-tokens", 24, "--ignore-eos", *native)
+    assert code == 0
+    assert report.keys() == {"runs", "speedup", "identical"}
+    name = "speculative" if mode == "draft" else "native"
+    assert report["runs"].keys() == {name}
+    assert (report["speedup"], report["identical"]) == (None, None)
+    check_run(report["runs"][name], 24, speculative=mode == "draft")
+
+
+def check_run(made, num_tokens, speculative, num_requests=1):
+    assert made.keys() == {"totals", "requests"}
+    totals, requests = made["totals"], made["requests"]
+    assert totals.keys() == TOTALS
+    assert len(requests) == num_requests
+    for request in requests:
+        assert request.keys() == REQUEST
+        assert request["finish_reason"] == "length"
+        assert len(request["token_ids"]) == request["output_tokens"] == request["emitted"] == num_tokens
+        assert isinstance(request["text"], str)
+        assert 0 < request["ttft_s"] < request["e2e_s"]
+        assert request["prompt_tokens"] > 0
+        assert 0 <= request["accepted"] <= request["drafted"]
+        assert (request["drafted"] > 0) == speculative
+        assert request["rounds"] + request["accepted"] == num_tokens - 1  # a prefill emits the first
+    assert totals["tokens_per_second"] > 0
+    rounds, accepted, drafted = (sum(r[key] for r in requests) for key in ("rounds", "accepted", "drafted"))
+    assert totals["mean_emitted_per_round"] == pytest.approx(1 + accepted / rounds)
+    if speculative:
+        assert totals["acceptance_rate"] == pytest.approx(accepted / drafted)
+        assert totals["wasted_fraction"] == pytest.approx(1 - accepted / drafted)
+        assert len(totals["acceptance_by_depth"]) > 0
+        assert all(0 <= share <= 1 for share in totals["acceptance_by_depth"])
+        assert totals["draft_s"] > 0
+    else:
+        assert totals["acceptance_rate"] is totals["wasted_fraction"] is None
+        assert totals["acceptance_by_depth"] == []
+    assert min(totals["draft_s"], totals["verify_s"], totals["other_s"]) >= 0
+    assert totals["peak_memory_bytes"] > 2**16
+
+
+@pytest.mark.parametrize("options", [["--temperature", 0], ["--temperature", 0.9, "--seed", 4]])
+@pytest.mark.parametrize("batch", [[], ["--batch-size", 2]])
+def test_compare_runs_both_ways_to_identical_tokens(lychee, tmp_path, options, batch):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello world\nThe quick brown fox\na\n")
+    code, out, _, report = lychee(
+        *pair(), "--compare", "--prompt-file", file, "--max-tokens", 16, "--num-speculative-tokens", K, *options, *batch
+    )
+    assert code == 0
+    assert report.keys() == {"runs", "speedup", "identical"}
+    assert report["runs"].keys() == {"native", "speculative"}
+    assert report["identical"] is True
+    assert report["speedup"] > 0
+    assert texts(report, "native") == texts(report, "speculative")
+    for name, made in report["runs"].items():
+        check_run(made, 16, speculative=name == "speculative", num_requests=3)
+    assert f"speedup: {report['speedup']:.2f}" in out
+    assert "identical: true" in out
+
+
+def test_compare_says_null_where_only_the_distribution_is_promised(lychee):
+    code, out, _, report = lychee(
+        *pair(), "--compare", "--prompt", PROMPT, "--max-tokens", 8, "--temperature", 1, "--verify", "rejection"
+    )
+    assert code == 0
+    assert report["identical"] is None
+    assert "identical: null" in out
+
+
+def test_compare_says_which_prompt_differs_and_where(lychee, monkeypatch):
+    class Careless:
+        """Breaks speculation: the third token of every completion is another."""
+
+        def __init__(self, generate):
+            self.generate = generate
+
+        def __call__(self, llm, prompts, params=None, *, native=False):
+            outputs = self.generate(llm, prompts, params, native=native)
+            if native:
+                return outputs
+            return [self.spoilt(output) for output in outputs]
+
+        def spoilt(self, output):
+            (made,) = output.outputs
+            ids = (*made.token_ids[:2], 0 if made.token_ids[2] else 1, *made.token_ids[3:])
+            return run.replace(output, outputs=(run.replace(made, token_ids=ids),))
+
+    careless = Careless(run.LLM.generate)
+    monkeypatch.setattr(run.LLM, "generate", lambda llm, *args, **kwargs: careless(llm, *args, **kwargs))
+    code, out, _, report = lychee(*pair(), "--compare", "--prompt", PROMPT, "--max-tokens", 8)
+    assert code == 0
+    assert report["identical"] is False
+    assert "prompt 1 differs from token 3" in out
+
+
+# where prompts come from
+
+
+@pytest.mark.parametrize("batch", [[], ["--batch-size", 1], ["--batch-size", 2]])
+def test_a_prompt_file_has_a_prompt_a_line(lychee, tmp_path, batch):
+    file = tmp_path / "prompts.txt"
+    prompts = ["Hello world", "a\u2028b\x0cc\x85d", "  The quick brown fox", "日本語"]
+    file.write_bytes(f"{prompts[0]}\n\n{prompts[1]}\r\n{prompts[2]}\n  \n{prompts[3]}".encode())
+    code, out, _, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6, *batch)
+    assert code == 0
+    spoken = texts(report, "speculative")
+    assert out == "".join(
+        f"[{i + 1}] {prompt}{text}\n" for i, (prompt, text) in enumerate(zip(prompts, spoken, strict=True))
+    )
+    llm = shared_llm()
+    assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in prompts]
+
+
+def test_a_whole_prompt_file_is_one_prompt(lychee, tmp_path):
+    file, text = tmp_path / "prompt.txt", "def add(first, second):\n\n    return"
+    file.write_text(text)
+    code, out, _, report = lychee(*pair(), "--prompt-file", file, "--prompt-file-whole", "--max-tokens", 6)
+    assert code == 0
+    assert out == text + texts(report, "speculative")[0] + "\n"
+    assert texts(report, "speculative") == [completion(shared_llm(), text, greedy(max_tokens=6, ignore_eos=False)).text]
+
+
+def feed(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+def test_without_a_prompt_standard_input_is_the_prompt(lychee, monkeypatch):
+    text = "The quick\nbrown fox 日本"
+    feed(monkeypatch, text.encode())
+    code, out, _, report = lychee(*pair(), "--max-tokens", 6)
+    assert code == 0
+    assert out == text + texts(report, "speculative")[0] + "\n"
+
+
+@pytest.mark.parametrize(("data", "message"), [(b"", "no prompt: give"), (b"a \xff b", "standard input is not UTF-8")])
+def test_standard_input_without_text_is_refused(lychee, monkeypatch, data, message):
+    feed(monkeypatch, data)
+    code, _, err, _ = lychee(*pair(), "--max-tokens", 6)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize("silent", ["no input", "a pipe that stays open"])
+def test_without_arguments_the_packaged_pair_completes_its_own_prompt(lychee, monkeypatch, silent):
+    ours, theirs = os.pipe()
+    monkeypatch.setattr(run, "STDIN_WAIT_S", 0.01)
+    with os.fdopen(ours) as reader:
+        monkeypatch.setattr(sys, "stdin", None if silent == "no input" else reader)
+        code, out, _, report = lychee("--max-tokens", 3)
+    os.close(theirs)
+    assert code == 0
+    assert out == demo.PROMPT + texts(report, "speculative")[0] + "\n"
+
+
+def test_chat_takes_each_prompt_as_a_users_message(lychee, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello world\nHow many lychees?\n")
+    code, out, _, report = lychee(*pair(), "--chat", "--prompt-file", file, "--max-tokens", 6)
+    assert code == 0
+    llm = shared_llm()
+    expected = [
+        llm.chat([{"role": "user", "content": text}], greedy(max_tokens=6, ignore_eos=False)).outputs[0].text
+        for text in ("Hello world", "How many lychees?")
+    ]
+    assert texts(report, "speculative") == expected
+    assert out == "".join(f"[{i + 1}] {text}\n" for i, text in enumerate(expected))
+
+
+def test_native_gives_the_tokens_of_speculation(lychee):
+    _, fast, _, _ = lychee(*pair(), "--prompt", PROMPT, "--max-tokens", 30)
+    code, slow, _, report = lychee(model_dir(), "--native", "--prompt", PROMPT, "--max-tokens", 30)
+    assert (code, slow) == (0, fast)
+    assert report["runs"].keys() == {"native"}
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        (["--num-speculative-tokens", 3], 3),
+        (["--speculative-config", '{"num_speculative_tokens": 2}'], 2),
+        (["--speculative-config", '{"adaptive": false}', "--max-draft-len", 5], 5),
+        (["--max-draft-len", 0], 0),
+    ],
+)
+def test_speculation_options_reach_the_engine(lychee, options, length):
+    code, _, _, report = lychee(*pair("same"), "--prompt", PROMPT, "--ignore-eos", "--max-tokens", 13, *options)
+    assert code == 0
+    assert len(report["runs"]["speculative"]["totals"]["acceptance_by_depth"]) == length
+    assert report["runs"]["speculative"]["requests"][0]["rounds"] == -(-12 // (length + 1))
+
+
+# what is refused
+
+
+# stand for paths made when the tests run
+TARGET, DRAFT, OTHER, MUTE, NOWHERE, ROOT, WEIGHTS, EMPTY = Enum("Place", "T D O M N R W E")
+BOTH, SAID = [TARGET, "--draft-model", DRAFT], ["--prompt", PROMPT]
+REFUSED = [
+    ([*BOTH, *SAID, "--max-tokens", 0], "max_tokens is 0"),
+    ([*BOTH, *SAID, "--max-tokens", "1.5"], "argument --max-tokens: invalid int value: '1.5'"),
+    ([*BOTH, *SAID, "--temperature", "-1"], "temperature is -1.0"),
+    ([*BOTH, *SAID, "--temperature", "nan"], "temperature is nan"),
+    ([*BOTH, *SAID, "--temperature", "warm"], "argument --temperature: invalid float value: 'warm'"),
+    ([*BOTH, *SAID, "--top-p", 0], "top_p is 0.0"),
+    ([*BOTH, *SAID, "--top-p", 1.5], "top_p is 1.5"),
+    ([*BOTH, *SAID, "--top-k", -2], "top_k is -2"),
+    ([*BOTH, *SAID, "--min-p", 2], "min_p is 2.0"),
+    ([*BOTH, *SAID, "--seed", 2**64], "seed is 18446744073709551616"),
+    ([*BOTH, *SAID, "--max-draft-len", 33], "max_draft_len is 33"),
+    ([*BOTH, *SAID, "--num-speculative-tokens", -1], "num_speculative_tokens is -1"),
+    ([*BOTH, *SAID, "--verify", "hope"], "argument --verify: invalid choice: 'hope'"),
+    ([*BOTH, *SAID, "--speculative-config", "{"], "speculative_config is not JSON"),
+    ([*BOTH, *SAID, "--speculative-config", "[]"], "speculative_config is []"),
+    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has 'lenght'"),
+    ([*BOTH, *SAID, "--batch-size", 0], "--batch-size is 0"),
+    ([*BOTH, *SAID, "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+    ([*BOTH, *SAID, "--device", "tpu"], "device is 'tpu'"),
+    ([*BOTH, *SAID, "--loud"], "unrecognized arguments: --loud"),
+    ([*BOTH, *SAID, "--temp", "1"], "unrecognized arguments: --temp"),
+    ([*BOTH, *SAID, "--report", "/nowhere/at/all.json"], "--report is /nowhere/at/all.json"),
+    ([*BOTH, *SAID, "--report", ROOT], "which is a directory"),
+    ([*BOTH, "--prompt", ""], "prompt is ''"),
+    ([*BOTH, "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
+    ([*BOTH, "--chat", "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
+    ([*BOTH, "--prompt", "a " * 300], "must leave room below max_model_len=256"),
+    ([*BOTH, "--prompt-file", NOWHERE], "No such file or directory"),
+    ([*BOTH, "--prompt-file", ROOT], "Is a directory"),
+    ([*BOTH, "--prompt-file", WEIGHTS], "is not UTF-8"),
+    ([*BOTH, "--prompt-file", EMPTY], "holds no prompt"),
+    ([NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
+    ([TARGET, "--draft-model", NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
+    ([TARGET, "--draft-model", OTHER, *SAID], "draft_model does not fit the model: draft tokenizer has"),
+    ([MUTE, "--chat", *SAID], "has no chat template"),
+    # would be ignored
+    ([*BOTH, *SAID, "--prompt-file", "p.txt"], "argument --prompt-file: not allowed with argument --prompt"),
+    ([*BOTH, *SAID, "--prompt-file-whole"], "--prompt-file-whole needs a --prompt-file"),
+    ([TARGET, *SAID, "--max-draft-len", 4], "--max-draft-len has no use with no --draft-model"),
+    ([TARGET, *SAID, "--num-speculative-tokens", 4], "--num-speculative-tokens has no use with no --draft-model"),
+    ([TARGET, *SAID, "--verify", "coupled"], "--verify has no use with no --draft-model"),
+    ([TARGET, *SAID, "--speculative-config", "{}"], "--speculative-config has no use with no --draft-model"),
+    ([*BOTH, *SAID, "--native"], "--draft-model has no use with --native"),
+    ([TARGET, *SAID, "--native", "--max-draft-len", 4], "--max-draft-len has no use with --native"),
+    ([TARGET, *SAID, "--compare"], "--compare needs a --draft-model"),
+    ([*BOTH, *SAID, "--compare", "--native"], "--native and --compare exclude each other"),
+    (
+        [*BOTH, *SAID, "--max-draft-len", 8, "--num-speculative-tokens", 3],
+        "num_speculative_tokens and max_draft_len are both given",
+    ),
+    (
+        [*BOTH, *SAID, "--max-draft-len", 8, "--speculative-config", '{"max_draft_len": 4}'],
+        "speculative_config has max_draft_len, which is also given by itself",
+    ),
+    (
+        [*BOTH, *SAID, "--speculative-config", '{"adaptive": true, "adaptive_max_draft_len": false}'],
+        "adaptive_max_draft_len and adaptive are both given",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def paths():
+    mute = make_model_dir(root() / "mute")
+    save_tokenizer(mute, "sentencepiece", chat_template=None)
+    (root() / "empty.txt").write_text(" \n\n")
+    return {
+        TARGET: model_dir(),
+        DRAFT: model_dir("near"),
+        OTHER: model_dir("T", "bpe"),
+        MUTE: mute,
+        NOWHERE: root() / "nowhere",
+        ROOT: root(),
+        WEIGHTS: model_dir() / "model.safetensors",
+        EMPTY: root() / "empty.txt",
+    }
+
+
+@pytest.mark.parametrize(("argv", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_bad_option_is_refused_in_one_sentence_with_exit_code_2(lychee, paths, argv, message):
+    code, out, err, report = lychee(*(paths.get(arg, arg) for arg in argv), report="--report" not in argv)
+    assert code == 2
+    assert message in err
+    assert err.startswith("lychee run: ")
+    assert err.count("\n") == 1  # one line
+    assert out == ""
+    assert report is None
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for option in ("--draft-model", "--prompt-file-whole", "--compare", "--num-speculative-tokens", "--report"):
+        assert option in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [([], 0, "usage: lychee"), (["--version"], 0, "lychee 0."), (["walk"], 2, "'walk' is not a command, must be run")],
+)
+def test_the_first_word_names_the_command(monkeypatch, capsys, argv, code, said):
+    monkeypatch.setattr(sys, "argv", ["lychee", *argv])
+    assert __main__.main() == code
+    out, err = capsys.readouterr()
+    assert said in (err if code else out)
+
+
+def test_lychee_run_is_the_run_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lychee", "run", str(model_dir()), "--prompt", PROMPT, "--max-tokens", "3"])
+    assert __main__.main() == 0
+    assert capsys.readouterr().out.startswith(PROMPT)
