@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -51,7 +52,7 @@ class Pass:
         return 1e3 * (time.perf_counter() - start)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=demo.TARGET)
     parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,3,5,9,17")
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device.type == "cpu" else None
     models = {"target": Llama.load(args.model, device, dtype), "draft": Llama.load(args.draft_model, device, dtype)}

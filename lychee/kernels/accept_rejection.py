@@ -163,5 +163,6 @@ def accept_rejection(
         RECOVER,
         LOSSLESS=lossless,
         BLOCK_P=triton.next_power_of_2(max_path),
-        BLOCK_V=1024,
+        BLOCK_V=2048,
+        num_warps=16,
     )

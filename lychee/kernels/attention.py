@@ -54,14 +54,12 @@ def attention_reference(
         keys = k_cache.index_select(0, prefix).float().permute(1, 2, 0)
         scores[:, rows, :, :length] = (grouped[:, rows].flatten(1, 2) @ keys).unflatten(1, (-1, group))
 
-    prefix_probs, path_probs = (
-        torch.cat([scores, path_scores], -1).softmax(-1).split([scores.shape[-1], path_scores.shape[-1]], -1)
-    )
-    out = path_probs @ path_values.transpose(0, 1)
+    probs = torch.cat([scores, path_scores], -1).softmax(-1)
+    out = probs[..., paging.max_context :] @ path_values.transpose(0, 1)
     for rows, prefix, length in prefixes:
         values = v_cache.index_select(0, prefix).float().transpose(0, 1)
-        out[:, rows] += (prefix_probs[:, rows, :, :length].flatten(1, 2) @ values).unflatten(1, (-1, group))
-    return out.transpose(0, 1).reshape(q.shape).to(q.dtype)
+        out[:, rows] += (probs[:, rows, :, :length].flatten(1, 2) @ values).unflatten(1, (-1, group))
+    return out.transpose(0, 1).reshape(q.shape).to(q.dtype).contiguous()
 
 
 def attention_sample(
@@ -116,7 +114,7 @@ def attention_cost(
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
-@triton.jit(do_not_specialize=["num_tokens", "max_blocks"])
+@triton.jit(do_not_specialize=["num_tokens", "max_blocks", "group"])
 def _prefix_kernel(
     running_max_ptr,  # [num_splits, num_tokens, num_heads]
     running_sum_ptr,  # [num_splits, num_tokens, num_heads]
@@ -178,7 +176,7 @@ def _prefix_kernel(
         tl.store(acc_ptr + states[:, None] * head_dim + offs_d[None, :], acc, mask=mask_md)
 
 
-@triton.jit(do_not_specialize=["max_blocks", "max_path"])
+@triton.jit(do_not_specialize=["max_blocks", "max_path", "group"])
 def _path_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     running_max_ptr,  # [num_splits, num_tokens, num_heads]

@@ -144,5 +144,6 @@ def process_logits(
         sampling.min_p,
         vocab,
         GREEDY_BELOW,
-        BLOCK_V=1024,
+        BLOCK_V=4096,
+        num_warps=8,
     )

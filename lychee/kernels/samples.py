@@ -36,7 +36,13 @@ def sample_caches(
 
 def paging_to(paging: Paging, device: str) -> Paging:
     """The same paging with its tensors on `device`."""
-    return replace(paging, **{k: v.to(device) for k, v in vars(paging).items() if isinstance(v, Tensor)})
+    return replace(
+        paging,
+        cu_seqlens_q=paging.cu_seqlens_q.to(device),
+        seq_idx=paging.seq_idx.to(device),
+        context_lens=paging.context_lens.to(device),
+        block_tables=paging.block_tables.to(device),
+    )
 
 
 def sample_tree(num_nodes: int) -> list[list[int]]:

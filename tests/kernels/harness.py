@@ -63,6 +63,7 @@ def check_launch(op: Op[Any, Any], inputs: dict[str, Any], dtype: torch.dtype) -
             rims(buffer), rim, rtol=0, atol=0, equal_nan=True, msg=f"{op.name}: guard rim written"
         )
     wanted = want if isinstance(want, tuple) else () if want is None else (want,)
+    assert all(t.is_contiguous() for t in wanted), f"{op.name}: the reference returns a tensor that is not contiguous"
     tol = TOLERANCE[dtype]
     for (got, _), reference in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(got, reference, rtol=tol, atol=tol)

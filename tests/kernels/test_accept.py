@@ -105,12 +105,12 @@ def test_rejection_accepts_everything_where_draft_and_target_agree(face):
 
 @both_faces
 def test_rejection_skips_dead_nodes_and_reads_no_draft_row_of_a_leaf(face):
-    target = log_probs([[0.2, 0.8, 0.0]] * 5)
+    target = log_probs([[0.4, 0.6, 0.0]] * 5)
     draft = log_probs([[0.0, 1.0, 0.0]] * 5)
     draft[[1, 3, 4]] = float("nan")
     paths, tokens = run_rejection(face, *repeated(24, [9, 1, -1, -1, -1], [-1, 0, 0, 1, 2], target, draft))
     taken, refused = tokens[paths[:, 1] == 1], tokens[paths[:, 1] == -1]
-    assert 0.6 < len(taken) / 24 < 0.95
+    assert 0.3 < len(taken) / 24 < 0.9
     assert set(taken.tolist()) == {0, 1}
     assert set(refused.tolist()) == {0}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lychee.kernels import attention, attention_prefill
 from lychee.kernels.kv_store import token_slots
-from lychee.kernels.samples import sample_paging
+from lychee.kernels.samples import paging_to, sample_paging
 from tests.conftest import DEVICE
 from tests.kernels.fixed_order_dot import fixed_order_dot  # noqa: F401
 from tests.kernels.harness import TOLERANCE
@@ -151,12 +151,11 @@ def result(subject, *, path, crowd=0, block_size=16, rng=None):
     for index, nodes_of_row in enumerate(rows):
         ancestors[index, : len(nodes_of_row)] = torch.tensor(nodes_of_row, dtype=torch.int32)
     k_cache, v_cache = caches.to(DEVICE)
-    moved = {name: value.to(DEVICE) for name, value in vars(paging).items() if isinstance(value, torch.Tensor)}
     inputs = {
         "q": q.to(DEVICE),
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "paging": replace(paging, **moved),
+        "paging": paging_to(paging, DEVICE),
         "ancestors": ancestors.to(DEVICE),
         "scale": HEAD_DIM**-0.5,
     }

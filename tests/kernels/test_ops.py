@@ -32,7 +32,7 @@ AXES = {
     "head_dim": st.integers(1, 40),
     "num_slots": st.integers(1, 30),
     "num_rows": st.integers(1, 5),
-    "vocab": st.sampled_from([1, 2, 5, 64, 1023, 1024, 1025, 2100]),
+    "vocab": st.sampled_from([1, 2, 5, 64, 1023, 1024, 1025, 2049, 4096, 4097]),
     "padding": st.integers(0, 3),
     "num_samples": st.integers(1, 4),
     "has_counts": st.booleans(),

@@ -127,6 +127,19 @@ def test_of_several_stop_strings_the_one_that_completes_first_ends(stops, kept, 
     assert kept_in.text == kept + reason
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_stop_strings_that_one_token_completes_the_earliest_in_the_text_ends(kind, length):
+    llm = shared_llm(kind=kind)
+    (word,) = spoken(llm, " lychees")
+    ids = [*spoken(llm, " a"), word, *spoken(llm, " b")]
+    for stops in (["ees", "ych", "hee"], ["ych", "ees"], ["s", " ly", "a l"]):
+        with forcing(llm, llm.tokenizer.encode(PROMPT), ids, length):
+            output = completion(llm, PROMPT, greedy(max_tokens=len(ids), stop=stops))
+        first = min(stops, key=" a lychees".index)
+        assert (output.text, output.stop_reason) == (" a lychees".split(first)[0], first)
+
+
 # 4: characters of several tokens
 
 
