@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import select
 import sys
@@ -70,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Seq[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
     try:
         return _main(parser().parse_args(argv))
     except (ParameterError, ModelError, ChatError, OSError) as error:
@@ -147,7 +150,7 @@ def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
         return [args.prompt]
     if args.prompt_file:
         try:
-            text = args.prompt_file.read_text(encoding="utf-8")
+            text = args.prompt_file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ParameterError(f"--prompt-file {args.prompt_file} is not UTF-8: {error}") from error
         found = [text] if args.prompt_file_whole else [line for line in text.split("\n") if line.strip()]

@@ -209,9 +209,11 @@ class LLM:
         """Step the engine until these sequences end. Chunks of other callers' sequences go to their inboxes."""
         mine = deque[Chunk]()
         self._inboxes.update((seq.request_id, mine) for seq in seqs)
+        added: list[Sequence] = []
         try:
             for seq in seqs:
                 engine.add(seq)
+                added.append(seq)
             while mine or not all(seq.finished for seq in seqs):
                 while mine:
                     yield mine.popleft()
@@ -219,8 +221,9 @@ class LLM:
                     for chunk in engine.step():
                         self._inboxes[chunk.request_id].append(chunk)
         finally:
-            for seq in seqs:
+            for seq in added:
                 engine.abort(seq)
+            for seq in seqs:
                 self._inboxes.pop(seq.request_id, None)
 
     def _requests(

@@ -8,7 +8,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lychee.runtime.config import SpeculativeConfig
-from lychee.runtime.controller import Window
 from lychee.runtime.drafter import ModelDrafter
 from lychee.runtime.sampling_params import GREEDY_TEMPERATURE, ParameterError, SamplingParams
 from tests.factory import make_model_dir
@@ -306,60 +305,3 @@ def test_filters_mixed_in_one_batch_act_on_their_own_request():
     assert together[7] == together[8] == together[9] == together[12] == together[14] == best
     assert off != best
     assert together[2] != together[6]
-
-
-# 21: a drafter that is always wrong
-
-
-@pytest.mark.parametrize("params", [greedy, seeded])
-def test_a_drafter_that_is_always_wrong_falls_back_to_native_speed(params):
-    llm = shared_llm()
-    given = params(max_tokens=200)
-    reference = llm.generate(PROMPT, given)
-    right = following(reference)
-    wrong = lambda seq, length: [(t + 1) % llm.vocab for t in right(seq, length)]  # noqa: E731
-    with drafting(llm, wrong, controller=Window(16, 0.4)) as engine:
-        seen = spy_on_rows(engine)
-        output = completion(llm, PROMPT, given)
-        assert engine.controller._history == {}  # nothing is kept of a request that ended
-    assert shown(output) == shown(reference[0].outputs[0])
-    assert output.stats.accepted == 0
-    assert len(seen) == len(output.token_ids)
-    assert sum(seen[-100:]) < 1.1 * 100  # rows that the target ran, where native decoding runs one a token
-
-
-def spy_on_rows(engine):
-    """Rows of every forward pass of the target; a prompt counts as one."""
-    seen, run = [], engine._verify_rows
-
-    def verify_rows(seqs, proposals):
-        batch = run(seqs, proposals)
-        seen.append(len(batch.tokens))
-        return batch
-
-    seen.append(1)
-    engine._verify_rows = verify_rows
-    return seen
-
-
-@pytest.mark.parametrize("params", [greedy, seeded])
-def test_an_unrelated_draft_model_changes_nothing(params):
-    llm = make_llm("far", config=SpeculativeConfig(max_draft_len=16))
-    given = params(max_tokens=120)
-    references = llm.generate(PROMPTS, given, native=True)
-    outputs = llm.generate(PROMPTS, given)
-    assert [shown(o.outputs[0]) for o in outputs] == [shown(o.outputs[0]) for o in references]
-    totals = llm.metrics().totals()
-    assert totals["acceptance_rate"] < 0.2
-    assert sum(r.drafted for r in llm.metrics().requests) < 0.8 * sum(r.emitted for r in llm.metrics().requests)
-
-
-@pytest.mark.parametrize("proposed", [0, 1, 3, 9])
-def test_a_drafter_may_propose_fewer_or_more_tokens_than_asked(proposed):
-    llm = shared_llm()
-    reference = llm.generate(PROMPT, greedy())
-    right = following(reference)
-    with drafting(llm, lambda seq, _: right(seq, proposed)):
-        output = completion(llm, PROMPT, greedy())
-    assert shown(output) == shown(reference[0].outputs[0])
-    assert output.stats.drafted == output.stats.accepted

@@ -7,7 +7,7 @@ from lychee.runtime.controller import FIRST_PAUSE, LAST_PAUSE, Fixed, Window, ma
 
 
 def play(controller, acceptance, rounds, seed=0):
-    """Lengths planned over rounds in which each draft token is accepted with a probability (a function of the round)."""
+    """Lengths planned over rounds in which a draft token is accepted with a probability, a function of the round."""
     draws, lengths = random.Random(seed), []
     for i in range(rounds):
         (shape,) = controller.plan([7])

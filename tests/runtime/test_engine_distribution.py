@@ -1,4 +1,4 @@
-"""Rejection sampling through the whole engine: emitted tokens have native decoding's distribution, and cheats do not."""
+"""Rejection sampling through the engine: emitted tokens have native decoding's distribution, and cheats do not."""
 
 import itertools
 from dataclasses import replace
@@ -94,8 +94,12 @@ def test_coupled_sampling_keeps_the_distribution(pair, fixed_entropy, expected):
 
 
 def test_dropping_the_residual_is_caught(pair, fixed_entropy, expected):
-    lossy = LLM(*pair, SpeculativeConfig(num_speculative_tokens=2, fallback_sampling=False), max_num_seqs=256)
+    config = SpeculativeConfig(num_speculative_tokens=2, fallback_sampling=False)
+    with pytest.warns(UserWarning, match="lossy"):
+        lossy = LLM(*pair, config, max_num_seqs=256)
     assert p_value(lossy, expected) < 1e-6
+    assert lossy.generate([PROMPT], replace(PARAMS, n=1))[0].lossy
+    assert not lossy.generate([PROMPT], replace(PARAMS, n=1, seed=1))[0].lossy
 
 
 def test_drafting_greedily_against_raw_draft_probabilities_is_caught(llm, expected):

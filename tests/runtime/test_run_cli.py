@@ -1,16 +1,13 @@
 """`lychee run`: what it prints is what it reports, and what it cannot use it refuses in a sentence."""
 
 import io
-import json
 import os
 import sys
-from enum import Enum
 
 import pytest
 
 from lychee import __main__, demo, run
-from tests.factory import make_model_dir, save_tokenizer
-from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, root, seeded, shared_llm
+from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded, shared_llm
 
 TOTALS = {
     "tokens_per_second", "mean_emitted_per_round", "acceptance_rate", "wasted_fraction", "acceptance_by_depth",
@@ -20,20 +17,6 @@ REQUEST = {
     "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds", "drafted",
     "accepted", "emitted",
 }  # fmt: skip
-
-
-@pytest.fixture
-def lychee(capsys, tmp_path):
-    """Runs the command; returns its exit code, standard output, standard error and report."""
-
-    def call(*argv, report=True):
-        file = tmp_path / "report.json"
-        file.unlink(missing_ok=True)
-        code = run.main([*map(str, argv), *(["--report", str(file)] if report else [])])
-        out, err = capsys.readouterr()
-        return code, out, err, json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-
-    return call
 
 
 def pair(draft="near", kind="sentencepiece"):
@@ -255,102 +238,6 @@ def test_speculation_options_reach_the_engine(lychee, options, length):
     assert code == 0
     assert len(report["runs"]["speculative"]["totals"]["acceptance_by_depth"]) == length
     assert report["runs"]["speculative"]["requests"][0]["rounds"] == -(-12 // (length + 1))
-
-
-# what is refused
-
-
-# stand for paths made when the tests run
-TARGET, DRAFT, OTHER, MUTE, NOWHERE, ROOT, WEIGHTS, EMPTY = Enum("Place", "T D O M N R W E")
-BOTH, SAID = [TARGET, "--draft-model", DRAFT], ["--prompt", PROMPT]
-REFUSED = [
-    ([*BOTH, *SAID, "--max-tokens", 0], "max_tokens is 0"),
-    ([*BOTH, *SAID, "--max-tokens", "1.5"], "argument --max-tokens: invalid int value: '1.5'"),
-    ([*BOTH, *SAID, "--temperature", "-1"], "temperature is -1.0"),
-    ([*BOTH, *SAID, "--temperature", "nan"], "temperature is nan"),
-    ([*BOTH, *SAID, "--temperature", "warm"], "argument --temperature: invalid float value: 'warm'"),
-    ([*BOTH, *SAID, "--top-p", 0], "top_p is 0.0"),
-    ([*BOTH, *SAID, "--top-p", 1.5], "top_p is 1.5"),
-    ([*BOTH, *SAID, "--top-k", -2], "top_k is -2"),
-    ([*BOTH, *SAID, "--min-p", 2], "min_p is 2.0"),
-    ([*BOTH, *SAID, "--seed", 2**64], "seed is 18446744073709551616"),
-    ([*BOTH, *SAID, "--max-draft-len", 33], "max_draft_len is 33"),
-    ([*BOTH, *SAID, "--num-speculative-tokens", -1], "num_speculative_tokens is -1"),
-    ([*BOTH, *SAID, "--verify", "hope"], "argument --verify: invalid choice: 'hope'"),
-    ([*BOTH, *SAID, "--speculative-config", "{"], "speculative_config is not JSON"),
-    ([*BOTH, *SAID, "--speculative-config", "[]"], "speculative_config is []"),
-    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has 'lenght'"),
-    ([*BOTH, *SAID, "--batch-size", 0], "--batch-size is 0"),
-    ([*BOTH, *SAID, "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
-    ([*BOTH, *SAID, "--device", "tpu"], "device is 'tpu'"),
-    ([*BOTH, *SAID, "--loud"], "unrecognized arguments: --loud"),
-    ([*BOTH, *SAID, "--temp", "1"], "unrecognized arguments: --temp"),
-    ([*BOTH, *SAID, "--report", "/nowhere/at/all.json"], "--report is /nowhere/at/all.json"),
-    ([*BOTH, *SAID, "--report", ROOT], "which is a directory"),
-    ([*BOTH, "--prompt", ""], "prompt is ''"),
-    ([*BOTH, "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
-    ([*BOTH, "--chat", "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
-    ([*BOTH, "--prompt", "a " * 300], "must leave room below max_model_len=256"),
-    ([*BOTH, "--prompt-file", NOWHERE], "No such file or directory"),
-    ([*BOTH, "--prompt-file", ROOT], "Is a directory"),
-    ([*BOTH, "--prompt-file", WEIGHTS], "is not UTF-8"),
-    ([*BOTH, "--prompt-file", EMPTY], "holds no prompt"),
-    ([NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
-    ([TARGET, "--draft-model", NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
-    ([TARGET, "--draft-model", OTHER, *SAID], "draft_model does not fit the model: draft tokenizer has"),
-    ([MUTE, "--chat", *SAID], "has no chat template"),
-    # would be ignored
-    ([*BOTH, *SAID, "--prompt-file", "p.txt"], "argument --prompt-file: not allowed with argument --prompt"),
-    ([*BOTH, *SAID, "--prompt-file-whole"], "--prompt-file-whole needs a --prompt-file"),
-    ([TARGET, *SAID, "--max-draft-len", 4], "--max-draft-len has no use with no --draft-model"),
-    ([TARGET, *SAID, "--num-speculative-tokens", 4], "--num-speculative-tokens has no use with no --draft-model"),
-    ([TARGET, *SAID, "--verify", "coupled"], "--verify has no use with no --draft-model"),
-    ([TARGET, *SAID, "--speculative-config", "{}"], "--speculative-config has no use with no --draft-model"),
-    ([*BOTH, *SAID, "--native"], "--draft-model has no use with --native"),
-    ([TARGET, *SAID, "--native", "--max-draft-len", 4], "--max-draft-len has no use with --native"),
-    ([TARGET, *SAID, "--compare"], "--compare needs a --draft-model"),
-    ([*BOTH, *SAID, "--compare", "--native"], "--native and --compare exclude each other"),
-    (
-        [*BOTH, *SAID, "--max-draft-len", 8, "--num-speculative-tokens", 3],
-        "num_speculative_tokens and max_draft_len are both given",
-    ),
-    (
-        [*BOTH, *SAID, "--max-draft-len", 8, "--speculative-config", '{"max_draft_len": 4}'],
-        "speculative_config has max_draft_len, which is also given by itself",
-    ),
-    (
-        [*BOTH, *SAID, "--speculative-config", '{"adaptive": true, "adaptive_max_draft_len": false}'],
-        "adaptive_max_draft_len and adaptive are both given",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def paths():
-    mute = make_model_dir(root() / "mute")
-    save_tokenizer(mute, "sentencepiece", chat_template=None)
-    (root() / "empty.txt").write_text(" \n\n")
-    return {
-        TARGET: model_dir(),
-        DRAFT: model_dir("near"),
-        OTHER: model_dir("T", "bpe"),
-        MUTE: mute,
-        NOWHERE: root() / "nowhere",
-        ROOT: root(),
-        WEIGHTS: model_dir() / "model.safetensors",
-        EMPTY: root() / "empty.txt",
-    }
-
-
-@pytest.mark.parametrize(("argv", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_a_bad_option_is_refused_in_one_sentence_with_exit_code_2(lychee, paths, argv, message):
-    code, out, err, report = lychee(*(paths.get(arg, arg) for arg in argv), report="--report" not in argv)
-    assert code == 2
-    assert message in err
-    assert err.startswith("lychee run: ")
-    assert err.count("\n") == 1  # one line
-    assert out == ""
-    assert report is None
 
 
 def test_help_names_every_option(capsys):
