@@ -17,6 +17,7 @@ def save(model: Llama, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {n: p.detach().to("cpu", torch.float16).contiguous() for n, p in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True,
         "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float16",

@@ -1,14 +1,16 @@
 """Greedy and coupled speculation give the tokens of native decoding, for any draft, length and batch."""
 
 import random
+from contextlib import closing
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from lychee import demo
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed
-from lychee.runtime.drafter import ScriptedDrafter
+from lychee.runtime.drafter import ModelDrafter, ScriptedDrafter
 from lychee.runtime.llm import LLM
 from lychee.runtime.sampling_params import SamplingParams
 
@@ -150,3 +152,12 @@ def test_the_config_chooses_the_controller_and_the_length():
     llm = LLM(demo.TARGET, demo.DRAFT, {"max_draft_len": 8, "adaptive": False})
     (output,) = llm.generate(PROMPTS[0], replace(GREEDY, max_tokens=10))
     assert output.outputs[0].stats.drafted >= 8
+
+
+def test_the_first_token_is_emitted_before_the_draft_model_runs(llm):
+    def refuse(*_):
+        raise AssertionError("the draft model ran")
+
+    set_length(llm, 4)
+    with patch.object(ModelDrafter, "propose", refuse), closing(llm.stream(PROMPTS[0], GREEDY)) as stream:
+        assert len(next(stream).token_ids) == 1
