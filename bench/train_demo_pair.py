@@ -41,12 +41,13 @@ def arguments() -> argparse.Namespace:
     add("--out", type=Path, required=True, help="folder in which target/ and draft/ are written")
     add("--unpacked", type=Path, help="folder of the Debian packages as `dpkg -x` unpacks them (default: fetch them)")
     add("--tokenizer", type=Path, help="a sentencepiece model of 4,096 pieces (default: train one)")
-    add("--target-tokens", type=float, default=24e6, metavar="N", help="training tokens of the target (%(default)g)")
-    add("--draft-tokens", type=float, default=14e6, metavar="N", help="training tokens of the draft (%(default)g)")
-    add("--mix", default="0.42,0.22,0.36", help="shares of English, Chinese and code (%(default)s)")
+    add("--target-tokens", type=float, default=8.192e6, metavar="N", help="training tokens of the target (%(default)g)")
+    add("--draft-tokens", type=float, default=13.9264e6, metavar="N", help="training tokens of the draft (%(default)g)")
+    add("--mix", default="0.42,0.22,0.36", help="target: shares of English, Chinese and code (%(default)s)")
+    add("--draft-mix", default="0.28,0.24,0.48", help="the same for the draft (%(default)s)")
     add("--cooldown", type=float, default=0.45, help="share of steps in which the learning rate falls (%(default)s)")
     add("--long", type=float, default=0.2, help="share of the steps, the last, at the full context (%(default)s)")
-    add("--plain", type=float, default=0.3, help="share of the draft's steps before it is distilled (%(default)s)")
+    add("--plain", type=float, default=0.21, help="share of the draft's steps before it is distilled (%(default)s)")
     add("--temperature", type=float, default=0.7, help="temperature of the distillation (%(default)s)")
     add("--save-every", type=int, default=200, metavar="STEPS", help="steps between checkpoints (%(default)s)")
     add("--stop-after", choices=("corpus", "target", "draft"), default="draft", help="last stage to run (%(default)s)")
@@ -54,13 +55,14 @@ def arguments() -> argparse.Namespace:
     add("--no-compile", dest="compile", action="store_false", help="no torch.compile: slower, needs no C++ compiler")
     add("--seed", type=int, default=0, help="seed of the weights and of the order of the text (%(default)s)")
     o = parser.parse_args()
-    try:
-        shares = [float(x) for x in o.mix.split(",")]
-    except ValueError:
-        shares = []
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 0.005:
-        parser.error(f"--mix needs three shares that add up to 1, such as 0.42,0.22,0.36, and got {o.mix}")
-    o.mix = dict(zip(corpus.KINDS, shares, strict=True))
+    for name in ("mix", "draft_mix"):
+        try:
+            shares = [float(x) for x in getattr(o, name).split(",")]
+        except ValueError:
+            shares = []
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 0.005:
+            parser.error(f"--{name.replace('_', '-')} needs three shares that add up to 1, such as 0.4,0.2,0.4")
+        setattr(o, name, dict(zip(corpus.KINDS, shares, strict=True)))
     for name in ("target_tokens", "draft_tokens", "temperature", "save_every"):
         if getattr(o, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
@@ -99,7 +101,7 @@ def main() -> None:
     if o.stop_after == "target":
         return
     target = load(o.out / "target").to(o.device).requires_grad_(False)
-    train(o, "draft", from_teacher(target, o.seed), o.draft_tokens, data, held, o.mix, target)
+    train(o, "draft", from_teacher(target, o.seed), o.draft_tokens, data, held, o.draft_mix, target)
 
 
 if __name__ == "__main__":

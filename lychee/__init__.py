@@ -11,18 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .models.chat import ChatError
+    from .models.files import ModelError
     from .runtime.config import SpeculativeConfig
     from .runtime.llm import LLM
     from .runtime.sampling_params import ParameterError, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "ParameterError", "SamplingParams", "SpeculativeConfig", "__version__"]
+__all__ = ["LLM", "ChatError", "ModelError", "ParameterError", "SamplingParams", "SpeculativeConfig", "__version__"]
 
 _HOMES = {
-    "LLM": "llm",
-    "ParameterError": "sampling_params",
-    "SamplingParams": "sampling_params",
-    "SpeculativeConfig": "config",
+    "LLM": "runtime.llm",
+    "ChatError": "models.chat",
+    "ModelError": "models.files",
+    "ParameterError": "runtime.sampling_params",
+    "SamplingParams": "runtime.sampling_params",
+    "SpeculativeConfig": "runtime.config",
 }
 
 
@@ -30,4 +34,4 @@ def __getattr__(name: str) -> Any:
     """Import on first use: a kernel test should not load the runtime."""
     if name not in _HOMES:
         raise AttributeError(f"module 'lychee' has no attribute {name!r}")
-    return getattr(import_module(f"lychee.runtime.{_HOMES[name]}"), name)
+    return getattr(import_module(f"lychee.{_HOMES[name]}"), name)

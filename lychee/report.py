@@ -21,6 +21,7 @@ class Run:
     wall_s: float = 0.0
     outputs: list[RequestOutput] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
+    interrupted: bool = False
 
     @property
     def completions(self) -> list[CompletionOutput]:
@@ -36,7 +37,13 @@ class Run:
             }
             for c in self.completions
         ]
-        return {"totals": self.metrics.totals(), "requests": requests}
+        label = {"lossy": True} if self.lossy else {}
+        return {"totals": self.metrics.totals(), "requests": requests, **label}
+
+    @property
+    def lossy(self) -> bool:
+        """Some of it was made with fallback_sampling=False, so it is not distributed as the target has it."""
+        return any(output.lossy for output in self.outputs)
 
 
 def report(runs: Seq[Run], identical: bool | None) -> dict[str, Any]:
@@ -53,7 +60,7 @@ def table(runs: Seq[Run]) -> Table:
     made = Table(box=None, pad_edge=False)
     made.add_column()
     for run in runs:
-        made.add_column(run.name, justify="right")
+        made.add_column(run.name + (" (lossy)" if run.lossy else ""), justify="right")
     cells = [_cells(run) for run in runs]
     for row in cells[0]:
         made.add_row(row, *(cell[row] for cell in cells))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import select
 import sys
 import time
@@ -26,6 +27,7 @@ from .runtime.llm import DTYPES, LLM
 from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
+from .terminal import Printer, print_comparison
 
 SPECULATION_FLAGS = ("draft_model", "max_draft_len", "num_speculative_tokens", "verify", "speculative_config")
 STDIN_WAIT_S = 2.0
@@ -64,6 +66,9 @@ def parser() -> argparse.ArgumentParser:
         "--compare", action="store_true", help="native against speculative, alternated; implies --ignore-eos"
     )
     p.add_argument("--batch-size", type=int, metavar="N", help="prompts run together (default all; 1 with --compare)")
+    p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
+    p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
+    p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
     p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="default: float32 on the CPU")
@@ -75,7 +80,10 @@ def main(argv: Seq[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
     try:
         return _main(parser().parse_args(argv))
-    except (ParameterError, ModelError, ChatError, OSError) as error:
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is still buffered has nowhere to go
+        return 141
+    except (ParameterError, ModelError, ChatError, ArithmeticError, OSError) as error:
         print(f"lychee run: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -100,20 +108,24 @@ def _main(args: argparse.Namespace) -> int:
     if args.compare and draft is None:
         raise ParameterError("--compare needs a --draft-model")
     config = None if draft is None else _speculative_config(args)
-    llm = LLM(args.model or demo.TARGET, draft, config, device=args.device, dtype=args.dtype)
+    named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
+    sizes = {name: value for name, value in named.items() if value is not None}
+    llm = LLM(args.model or demo.TARGET, draft, config, device=args.device, dtype=args.dtype, **sizes)
     texts = _prompts(args, packaged)
     prompts: list[Prompt] = (
         [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
     )
     if args.compare:
         runs, identical = compare(llm, prompts, params, args.batch_size or 1)
-        _print_comparison(runs, identical)
     else:
         runs, identical = [_stream(llm, prompts, params, args.batch_size or len(prompts))], None
-        Console(stderr=True).print(table(runs))
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
-    return 0
+    if args.compare:
+        print_comparison(runs, identical)
+    else:
+        Console(stderr=True).print(table(runs))
+    return 130 if runs[0].interrupted else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -165,15 +177,17 @@ def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
 
 
 def _read_stdin(wait: bool) -> str:
-    """Standard input, unless it is a terminal. Without `wait`, an input that stays silent counts as empty."""
+    """Standard input less its last newline, unless it is a terminal. Without `wait`, a silent one counts as empty."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
+        print("lychee run: nothing on standard input, so the packaged prompt is used", file=sys.stderr)
         return ""
     try:
-        return sys.stdin.read()
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ParameterError(f"standard input is not UTF-8: {error}") from error
+    return text.replace("\r\n", "\n").removesuffix("\n")
 
 
 def _batches(prompts: Seq[Prompt], size: int) -> Iterator[list[Prompt]]:
@@ -187,41 +201,20 @@ def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     for batch in _batches(prompts, batch_size):
         start = time.perf_counter()
         stream = llm.stream(batch, params)
-        printer = _Printer(len(prompts) > 1, len(run.outputs), batch)
-        for chunk in stream:
-            printer.show(chunk.request_id, chunk.text, chunk.finish_reason is not None)
+        printer = Printer(len(prompts) > 1, len(run.outputs), batch)
+        try:
+            for chunk in stream:
+                printer.show(chunk.request_id, chunk.text, chunk.finish_reason is not None)
+        except KeyboardInterrupt:  # what was emitted so far is reported
+            stream.close()
+            run.interrupted = True
         run.wall_s += time.perf_counter() - start
         run.outputs += stream.outputs()
+        if run.interrupted:
+            print(flush=True)
+            break
     run.metrics = llm.metrics()
     return run
-
-
-class _Printer:
-    """Prints several prompts' texts in order: the first unfinished one live, the others when their turn comes."""
-
-    def __init__(self, titled: bool, first_number: int, prompts: Seq[Prompt]) -> None:
-        self.titled, self.first_number, self.prompts = titled, first_number, prompts
-        self.texts = [""] * len(prompts)
-        self.ended = [False] * len(prompts)
-        self.turn = -1
-        self._begin()
-
-    def show(self, index: int, text: str, ended: bool) -> None:
-        self.texts[index] += text
-        self.ended[index] |= ended
-        if index == self.turn:
-            print(text, end="", flush=True)
-        while self.turn < len(self.prompts) and self.ended[self.turn]:
-            print(flush=True)
-            self._begin()
-
-    def _begin(self) -> None:
-        self.turn += 1
-        if self.turn < len(self.prompts):
-            prompt = self.prompts[self.turn]
-            if self.titled:
-                print(f"[{self.first_number + self.turn + 1}] ", end="")
-            print((prompt if isinstance(prompt, str) else "") + self.texts[self.turn], end="", flush=True)
 
 
 def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> tuple[list[Run], bool | None]:
@@ -243,20 +236,6 @@ def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     if llm.mode(params) is Mode.REJECTION:
         return runs, None
     return runs, all(a.token_ids == b.token_ids for a, b in zip(*(r.completions for r in runs), strict=True))
-
-
-def _print_comparison(runs: list[Run], identical: bool | None) -> None:
-    out = Console()
-    out.print(table(runs))
-    out.print(f"speedup: {runs[0].wall_s / runs[1].wall_s:.2f} (native end-to-end time / speculative)")
-    if identical is None:
-        out.print("identical: null (rejection sampling keeps the distribution, not the tokens; give a --seed for both)")
-        return
-    out.print(f"identical: {str(identical).lower()}")
-    for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):
-        if a.token_ids != b.token_ids:
-            at = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
-            out.print(f"prompt {number + 1} differs from token {at + 1}")
 
 
 if __name__ == "__main__":

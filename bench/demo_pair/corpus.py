@@ -39,7 +39,9 @@ def fetch(folder: Path) -> Path:
         if subprocess.run(["apt-get", "download", "-q", package], cwd=folder).returncode:
             raise SystemExit(f"apt-get could not download {package}; Debian 12 has it: try `apt-get update`")
         archive = next(folder.glob(f"{package}_*.deb"))
-        subprocess.run(["dpkg", "-x", archive, place], check=True)
+        unfinished = folder / f"{package}.part"
+        subprocess.run(["dpkg", "-x", archive, unfinished], check=True)
+        unfinished.rename(place)
     return folder
 
 

@@ -121,7 +121,7 @@ def _commit_kv_kernel(
         "num_seqs": 8,
         "num_layers": 32,
         "max_path": 9,
-        "max_context": 2048,
+        "max_context": 256,
         "block_size": 16,
         "num_kv_heads": 8,
         "head_dim": 128,

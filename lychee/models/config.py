@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,7 +121,9 @@ class ModelConfig:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(value) if isinstance(value, str) and value.isdecimal() else str(value)
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class _Fields:
 def _dtype(config: _Fields) -> torch.dtype:
     key = "dtype" if "dtype" in config.values else "torch_dtype"
     name = config.values.get(key) or "float32"
-    if not isinstance(name, str) or name not in DTYPES:
+    if not isinstance(name, str) or (name := name.removeprefix("torch.")) not in DTYPES:
         raise config.refuse(key, " or ".join(DTYPES))
     return DTYPES[name]
 

@@ -41,7 +41,7 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
     if (size := path.stat().st_size) > limit:
         raise ModelError(f"{path} has {size} bytes, may have at most {limit}")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8: {error}") from error
 

@@ -24,7 +24,8 @@ class KVCache:
         cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> KVCache:
         shape = (config.num_layers, 2, num_blocks * block_size, config.num_kv_heads, config.head_dim)
-        return cls(torch.zeros(shape, dtype=dtype, device=device), block_size)
+        # Left unwritten: what no sequence has stored is never read, and on the CPU not even given memory.
+        return cls(torch.empty(shape, dtype=dtype, device=device), block_size)
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -60,13 +60,13 @@ class Tokenizer:
         return self._with_bos(ids, self.add_bos if add_bos is None else add_bos)
 
     def encode_chat(self, rendered: str) -> list[int]:
-        """Ids of a rendered chat template, control strings included; the BOS is the template's, or added once."""
+        """Ids of a rendered chat template, control strings included. A BOS is the template's to emit: none is added."""
         first, *rest = rendered.split(BREAK)
         check_text("".join([first, *rest]), "rendered")
         ids = self.encoder.marked(first, start=True)
         for part in rest:
             ids += self.encoder.marked(part, start=False)
-        return self._with_bos(ids, self.add_bos and ids[:1] != [self.bos_id])
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD. `continuation` keeps the first piece's space."""

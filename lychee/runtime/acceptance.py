@@ -10,7 +10,7 @@ from torch import Tensor
 from lychee.kernels import accept_coupled, accept_rejection, draw, process_logits
 from lychee.kernels.philox import TARGET
 
-from .drafter import Proposals
+from .drafter import Proposals, refuse_undrawn
 from .inputs import SamplingBatch
 
 
@@ -48,6 +48,7 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
         paths = torch.where(by_rejection[:, None], paths, results[0][0])
         lens = torch.where(by_rejection, lens, results[0][1])
         following = torch.where(by_rejection, following, results[0][2])
+    refuse_undrawn(following.tolist(), "target")
     kept = tuple(tuple(path[:n]) for path, n in zip(paths.tolist(), lens.tolist(), strict=True))
     tokens = tuple(
         (*(t.tokens[node] for node in path[1:]), token)

@@ -12,6 +12,7 @@ class BlockPool:
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
+        self.max_used = 0  # most blocks in use at once
 
     @property
     def num_free(self) -> int:
@@ -28,6 +29,7 @@ class BlockPool:
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
             self._refs[block] = 1
+        self.max_used = max(self.max_used, self.num_blocks - len(self._free))
         return taken
 
     def share(self, blocks: Iterable[int]) -> list[int]:

@@ -43,6 +43,8 @@ class SpeculativeConfig:
             object.__setattr__(self, "adaptive", adaptive_max_draft_len)
         if self.num_speculative_tokens is not None:
             check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
+            if self.max_draft_len not in (type(self).max_draft_len, self.num_speculative_tokens):
+                raise refuse("max_draft_len", self.max_draft_len, "left out where num_speculative_tokens is given")
             object.__setattr__(self, "max_draft_len", self.num_speculative_tokens)
             object.__setattr__(self, "adaptive", False)
         check_float("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)
@@ -82,8 +84,11 @@ class SpeculativeConfig:
 class EngineConfig:
     """Sizes of the engine.
 
-    block_size: KV slots per block. num_blocks: blocks in the pool; None takes what max_num_seqs sequences of
-    max_model_len need, within half of the free memory. max_num_batched_tokens: prompt tokens per prefill step.
+    block_size: KV slots per block.
+    num_blocks: blocks in the pool; None takes what max_num_seqs sequences of max_model_len need, within half of the
+        free memory. On the CPU a block takes memory from its first use on.
+    max_num_seqs: sequences that run together; others wait.
+    max_num_batched_tokens: prompt tokens per prefill step.
     max_model_len: tokens a sequence may have; None is the target's own limit.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +40,14 @@ class Drafter(Protocol):
     max_len: int
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals: ...
+
+
+def refuse_undrawn(tokens: Iterable[int], model: str) -> None:
+    """A draw is -1 where no token has a probability. Raises ArithmeticError."""
+    if min(tokens, default=0) < 0:
+        raise ArithmeticError(
+            f"the {model} model's logits are not finite: its weights hold NaN or infinity, or overflow in this dtype"
+        )
 
 
 def undrafted(seqs: Seq[Sequence]) -> Proposals:
@@ -113,6 +121,7 @@ class ModelDrafter:
                 keys = batch.keys(at[rows], positions[rows], [node] * rows.size)
                 part = log_probs if rows.size == at.size else log_probs[torch.from_numpy(rows).to(log_probs.device)]
                 drawn[rows] = draw(part, keys, 1, stream, False)[:, 0].cpu().numpy()
+        refuse_undrawn(drawn, "draft")
         return [int(token) for token in drawn]
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:

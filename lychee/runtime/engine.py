@@ -55,6 +55,7 @@ class Engine:
                 f"prompt and max_tokens make {seq.limit} tokens, which need {pool.blocks_for(seq.limit)} KV blocks of "
                 f"{pool.block_size}; the pool has {pool.num_blocks}"
             )
+        seq.stats.arrived = time.perf_counter()
         self.scheduler.add(seq)
 
     def abort(self, seq: Sequence) -> None:
@@ -179,7 +180,7 @@ class Engine:
         seq.stats.ended = time.perf_counter()
         self.scheduler.finish(seq)
         self.controller.forget(seq.seq_id)
-        self.metrics.requests.append(seq.stats)
+        self.metrics.add(seq.stats)
 
     def _logprobs(
         self, seq: Sequence, logits: Tensor, first_row: int, path: tuple[int, ...], tokens: tuple[int, ...]

@@ -57,7 +57,7 @@ class SamplingBatch:
         for i, s in enumerate(seqs):
             if s.bad_words:
                 words[i, : len(s.bad_words)] = _padded(s.bad_words, longest)
-        biases = [sorted(s.params.logit_bias.items()) for s in seqs]
+        biases = [sorted((s.params.logit_bias or {}).items()) for s in seqs]
         width = max(len(b) for b in biases)
         bias = np.zeros((len(seqs), width), np.float32)
         for i, pairs in enumerate(biases):

@@ -7,8 +7,10 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -64,19 +66,24 @@ class LLM:
         if speculative_config is not None and draft_model is None:
             raise ParameterError("speculative_config is given without a draft_model")
         self.speculative_config = speculative_config or SpeculativeConfig()
-        if not self.speculative_config.fallback_sampling:
-            warnings.warn("fallback_sampling=False is lossy: sampled text follows another distribution", stacklevel=2)
+        if not isinstance(self.speculative_config, SpeculativeConfig):
+            raise refuse("speculative_config", speculative_config, "a SpeculativeConfig or a mapping of its fields")
         self.device = _device(device)
         if dtype != "auto" and dtype not in DTYPES:
             raise refuse("dtype", dtype, "auto, " + ", ".join(DTYPES))
         kind = DTYPES.get(dtype) or (torch.float32 if self.device.type == "cpu" else None)
-        self.tokenizer = load_tokenizer(model)
-        draft_tokenizer = None if draft_model is None else load_tokenizer(draft_model)
-        if draft_tokenizer is not None:
+        try:
+            self.sizes = EngineConfig(**sizes)
+        except TypeError as error:
+            allowed = ", ".join(f.name for f in fields(EngineConfig))
+            raise ParameterError(f"LLM has the keywords {sorted(sizes)}, may have {allowed}") from error
+        self.tokenizer = load_tokenizer(_directory("model", model))
+        if draft_model is not None:
+            draft_tokenizer = load_tokenizer(_directory("draft_model", draft_model))
             try:
                 check_pair(self.tokenizer, draft_tokenizer)
             except ValueError as error:
-                raise ParameterError(f"draft_model does not fit the model: {error}") from error
+                raise ParameterError(f"draft_model {draft_model} does not fit the model: {error}") from error
         self.target = Llama.load(model, device=self.device, dtype=kind)
         self.draft = None if draft_model is None else Llama.load(draft_model, device=self.device, dtype=kind)
         self.vocab = min(self.tokenizer.size, self.target.config.vocab_size)
@@ -86,10 +93,6 @@ class LLM:
             )
         self._path = model
         self._chat_template: ChatTemplate | None = None
-        try:
-            self.sizes = EngineConfig(**sizes)
-        except TypeError as error:
-            raise ParameterError(f"LLM: {error}") from error
         limit = self.target.config.max_position_embeddings
         self.max_model_len = self.sizes.max_model_len or limit
         if self.max_model_len > limit:
@@ -101,18 +104,19 @@ class LLM:
             self.tokenizer, self.vocab, self.max_model_len, eos_ids, self.speculative_config.verify
         )
         self._engines: dict[bool, Engine] = {}
+        self._lock = Lock()  # one step at a time, whichever thread asks for it
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
 
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         native: bool = False,
     ) -> list[RequestOutput]:
         """Complete the prompts together, as one batch. `native` decodes without the draft model."""
-        stream = self.stream(prompts, params, native=native)
+        stream = self.stream(prompts, sampling_params, native=native)
         for _ in stream:
             pass
         return stream.outputs()
@@ -120,23 +124,28 @@ class LLM:
     def stream(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         native: bool = False,
     ) -> Stream:
-        """As `generate`, but an iterator over chunks, each yielded when its round ends."""
-        requests = self._requests(prompts, params, native or self.draft is None)
-        return Stream(requests, self._run(self.engine(native), [seq for r in requests for seq in r.seqs]))
+        """As `generate`, but an iterator over chunks, each yielded when its round ends.
+
+        The requests start when the first chunk is asked for. Several streams, of several threads too, share the rounds.
+        """
+        with self._lock:
+            engine = self.engine(native)
+            requests = self._requests(prompts, sampling_params, native or self.draft is None)
+        return Stream(requests, self._run(engine, [seq for r in requests for seq in r.seqs]))
 
     def chat(
         self,
         messages: Seq[Mapping[str, str]],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         native: bool = False,
     ) -> RequestOutput:
         """Complete a conversation through the model's chat template."""
-        return self.generate([self.encode_chat(messages)], params, native=native)[0]
+        return self.generate([self.encode_chat(messages)], sampling_params, native=native)[0]
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the assistant's turn."""
@@ -164,7 +173,7 @@ class LLM:
     def reset_metrics(self, native: bool = False) -> None:
         engine = self.engine(native)
         engine.metrics = Metrics()
-        engine.scheduler.num_preemptions = 0
+        engine.scheduler.num_preemptions = engine.scheduler.pool.max_used = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -186,82 +195,108 @@ class LLM:
 
     def _num_blocks(self, models: Seq[Llama]) -> int:
         """What max_num_seqs sequences of the full length need, within half of the free memory."""
-        per_block = sum(KVCache.block_bytes(m.config, self.sizes.block_size, m.weights.embed.dtype) for m in models)
         wanted = self.sizes.max_num_seqs * -(-self.max_model_len // self.sizes.block_size)
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return max(1, min(wanted, free // 2 // per_block))
+            free = _available_memory()
+        return max(1, min(wanted, free // 2 // self._block_bytes(models)))
 
     def _memory(self, engine: Engine) -> int:
-        """On CUDA the allocator's peak, else the bytes of weights and KV storage that the engine uses."""
+        """On CUDA the allocator's peak, else the bytes of the weights and of the KV blocks that were in use at once."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        storages = [engine.kv.storage]
-        models = [self.target]
-        if isinstance(engine.drafter, ModelDrafter):
-            storages.append(engine.drafter.kv.storage)
-            models.append(engine.drafter.model)
-        return sum(s.numel() * s.element_size() for s in storages) + sum(m.weights.num_bytes for m in models)
+        drafter = engine.drafter
+        models = [self.target, drafter.model] if isinstance(drafter, ModelDrafter) else [self.target]
+        return sum(model.weights.num_bytes for model in models) + engine.scheduler.pool.max_used * self._block_bytes(
+            models
+        )
+
+    def _block_bytes(self, models: Seq[Llama]) -> int:
+        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, m.weights.embed.dtype) for m in models)
 
     def _run(self, engine: Engine, seqs: Seq[Sequence]) -> Generator[Chunk, None, None]:
         """Step the engine until these sequences end. Chunks of other callers' sequences go to their inboxes."""
         mine = deque[Chunk]()
-        self._inboxes.update((seq.request_id, mine) for seq in seqs)
         added: list[Sequence] = []
         try:
-            for seq in seqs:
-                engine.add(seq)
-                added.append(seq)
+            with self._lock:
+                for seq in seqs:
+                    engine.add(seq)
+                    added.append(seq)
+                    self._inboxes[seq.request_id] = mine
             while mine or not all(seq.finished for seq in seqs):
                 while mine:
                     yield mine.popleft()
-                if not all(seq.finished for seq in seqs):
-                    for chunk in engine.step():
-                        self._inboxes[chunk.request_id].append(chunk)
+                with self._lock:
+                    if not mine and not all(seq.finished for seq in seqs):
+                        for chunk in engine.step():
+                            self._inboxes[chunk.request_id].append(chunk)
         finally:
-            for seq in added:
-                engine.abort(seq)
-            for seq in seqs:
-                self._inboxes.pop(seq.request_id, None)
+            with self._lock:
+                for seq in added:
+                    engine.abort(seq)
+                    self._inboxes.pop(seq.request_id, None)
 
     def _requests(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, native: bool
+        self, prompts: Prompt | Seq[Prompt], given: SamplingParams | Seq[SamplingParams] | None, native: bool
     ) -> list[Request]:
         many = _prompts(prompts)
         if not many:
             raise refuse("prompts", prompts, "at least one prompt")
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(many)
+        params: Any = given
+        if given is None or isinstance(given, SamplingParams):
+            params = [given or SamplingParams()] * len(many)
         if not isinstance(params, Seq) or not all(isinstance(p, SamplingParams) for p in params):
-            raise refuse("params", params, "SamplingParams, or a list of them")
+            raise refuse("sampling_params", params, "SamplingParams, or a list of them")
         if len(params) != len(many):
-            raise ParameterError(f"params has {len(params)} entries for {len(many)} prompts")
+            raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
         requests = []
-        for prompt, given in zip(many, params, strict=True):
-            seqs = self._maker.sequences(prompt, given, self._next_id)
+        for prompt, sampling in zip(many, params, strict=True):
+            seqs = self._maker.sequences(prompt, sampling, self._next_id)
             self._next_id += len(seqs)
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
+            if lossy:
+                warnings.warn("fallback_sampling=False is lossy: text follows another distribution", stacklevel=4)
             requests.append(Request(prompt if isinstance(prompt, str) else None, tuple(seqs), lossy))
         return requests
 
 
-def _prompts(given: Prompt | Seq[Prompt]) -> list[Prompt]:
+def _prompts(given: Any) -> list[Prompt]:
     """One prompt (a string or token ids) or several, as a list."""
     if isinstance(given, str):
         return [given]
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, torch.Tensor):
+        given = given.tolist()
+    if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
         raise refuse("prompts", given, "a prompt or a list of prompts, each of them text or token ids")
     many: list[Any] = list(given)
     return [many] if many and isinstance(many[0], Integral) else many
 
 
+def _directory(argument: str, given: object) -> Path:
+    if not isinstance(given, (str, Path)) or not Path(given).is_dir():
+        raise refuse(argument, given, "a model directory on this machine (hub ids are not downloaded)")
+    return Path(given)
+
+
+def _available_memory() -> int:
+    """Bytes that programs can still take, file caches that would make room included."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise refuse("device", name, "cpu or cuda")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name != "cpu" and name.partition(":")[0] != "cuda":
+        raise refuse("device", name, "cpu, cuda, or cuda:N")
+    if name != "cpu" and not torch.cuda.is_available():
         raise ParameterError(f"device is {name!r}, but torch finds no CUDA device")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise refuse("device", name, "cpu, cuda, or cuda:N") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,33 +68,43 @@ class RequestStats:
 
 @dataclass
 class Metrics:
-    """What an engine did since it was made or reset: seconds by phase and the requests it ended."""
+    """What an engine did since it was made or reset: seconds by phase, and sums over the sequences it ended."""
 
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
     preemptions: int = 0
     peak_memory_bytes: int = 0
-    requests: list[RequestStats] = field(default_factory=list)
+    ended: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    emitted_in_rounds: int = 0
+    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+
+    def add(self, stats: RequestStats) -> None:
+        """A sequence has ended."""
+        self.ended += 1
+        self.rounds += stats.rounds
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        self.emitted += stats.emitted
+        self.emitted_in_rounds += stats.emitted_in_rounds
+        for depth in range(MAX_DRAFT_LEN):
+            self.drafted_at[depth] += stats.drafted_at[depth]
+            self.accepted_at[depth] += stats.accepted_at[depth]
 
     def totals(self) -> dict[str, Any]:
-        """Totals over the ended requests, under the names of the JSON report."""
-
-        def total(values: Iterable[int]) -> int:
-            return sum(values)
-
-        drafted, accepted = total(r.drafted for r in self.requests), total(r.accepted for r in self.requests)
-        emitted, rounds = total(r.emitted for r in self.requests), total(r.rounds for r in self.requests)
-        by_depth = [
-            ratio(total(r.accepted_at[d] for r in self.requests), total(r.drafted_at[d] for r in self.requests))
-            for d in range(MAX_DRAFT_LEN)
-        ]
+        """Totals over the ended sequences, under the names of the JSON report."""
+        by_depth = zip(self.accepted_at, self.drafted_at, strict=True)
         return {
-            "tokens_per_second": ratio(emitted, self.step_s),
-            "mean_emitted_per_round": ratio(total(r.emitted_in_rounds for r in self.requests), rounds),
-            "acceptance_rate": ratio(accepted, drafted),
-            "wasted_fraction": ratio(drafted - accepted, drafted),
-            "acceptance_by_depth": [share for share in by_depth if share is not None],
+            "tokens_per_second": ratio(self.emitted, self.step_s),
+            "mean_emitted_per_round": ratio(self.emitted_in_rounds, self.rounds),
+            "acceptance_rate": ratio(self.accepted, self.drafted),
+            "wasted_fraction": ratio(self.drafted - self.accepted, self.drafted),
+            "acceptance_by_depth": [accepted / drafted for accepted, drafted in by_depth if drafted],
             "draft_s": self.draft_s,
             "verify_s": self.verify_s,
             "other_s": self.step_s - self.draft_s - self.verify_s,

@@ -65,6 +65,12 @@ class Stream:
         self._logprobs.setdefault((index, chunk.sample_idx), []).extend(chunk.logprobs or ())
         return replace(chunk, request_id=index)
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._chunks.close()
 

@@ -48,11 +48,11 @@ class RequestMaker:
                 f"prompt has {len(ids)} tokens, must leave room below max_model_len={self.max_model_len}"
             )
         for name, given in (("logit_bias id", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token in given:
+            for token in given or ():
                 if token >= self.vocab:
                     raise refuse(name, token, f"a token id below {self.vocab}")
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little", signed=True)
-        end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else self.eos_ids)
+        end_ids = frozenset(params.stop_token_ids or ()).union(() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         self._check_bans(params, end_ids, bad_words)
         continues = not self.tokenizer.special_ids.issuperset(ids)
@@ -99,7 +99,7 @@ class RequestMaker:
         self, params: SamplingParams, end_ids: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
     ) -> None:
         """Refuse bans that could leave no token to emit."""
-        banned = {token for token, bias in params.logit_bias.items() if bias == float("-inf")}
+        banned = {token for token, bias in (params.logit_bias or {}).items() if bias == float("-inf")}
         banned.update(word[-1] for word in bad_words)
         if params.min_tokens:
             banned |= end_ids
@@ -111,7 +111,7 @@ class RequestMaker:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each word inside a text, with and without a space before it."""
         found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
+        for word in params.bad_words or ():
             for text in (word, " " + word.lstrip(" ")):
                 if ids := tuple(self.tokenizer.encoder.marked(text, False)):
                     found[ids] = None

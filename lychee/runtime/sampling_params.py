@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from lychee.models.tokenizer import check_text
@@ -20,20 +21,21 @@ def refuse(name: str, value: object, allowed: str) -> ParameterError:
     return ParameterError(f"{name} is {value!r}, must be {allowed}")
 
 
-def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
+def check_int(name: str, value: Any, low: int, high: int | None = None) -> int:
     """`value` as an int in [low, high]; refuses booleans, fractions and numbers out of range."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < low or (high is not None and int(value) > high):
         raise refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}")
-    return value
+    return int(value)
 
 
-def check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> float:
+def check_float(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
     """`value` as a finite float in [low, high], or in (low, high] with `above`."""
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not (low < value if above else low <= value) or value > high:  # type: ignore[operator]
+    fits = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    if not fits or not (low < value if above else low <= value) or value > high:
         upper = "" if math.isinf(high) else f" and at most {high:g}"
         raise refuse(name, value, f"a finite number {'above' if above else 'of at least'} {low:g}{upper}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class SamplingParams:
     stop: strings that end the text, themselves left out unless `include_stop_str_in_output`.
     logprobs: how many of the largest log-probabilities of the model's raw logits to return with each token.
     n: completions per prompt; they share the prompt's KV blocks.
+    None stands for an empty `stop`, `stop_token_ids`, `bad_words` or `logit_bias`.
     """
 
     n: int = 1
@@ -58,11 +61,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: Sequence[str] = ()
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] | None = ()
     logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -70,27 +73,27 @@ class SamplingParams:
 
     def __post_init__(self, max_new_tokens: int | None) -> None:
         if max_new_tokens is not None:
+            if self.max_tokens not in (type(self).max_tokens, max_new_tokens):
+                raise refuse("max_tokens", self.max_tokens, "left out where its alias max_new_tokens is given")
             self._set("max_tokens", check_int("max_new_tokens", max_new_tokens, 1))
-        check_int("n", self.n, 1, 4096)
-        check_int("max_tokens", self.max_tokens, 1)
-        check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        check_float("temperature", self.temperature, 0.0, math.inf)
-        check_float("top_p", self.top_p, 0.0, 1.0, above=True)
-        check_int("top_k", self.top_k, -1)
-        check_float("min_p", self.min_p, 0.0, 1.0)
-        check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        self._set("n", check_int("n", self.n, 1, 4096))
+        self._set("max_tokens", check_int("max_tokens", self.max_tokens, 1))
+        self._set("min_tokens", check_int("min_tokens", self.min_tokens, 0, self.max_tokens))
+        self._set("temperature", check_float("temperature", self.temperature, 0.0, math.inf))
+        self._set("top_p", check_float("top_p", self.top_p, 0.0, 1.0, above=True))
+        self._set("top_k", check_int("top_k", self.top_k, -1))
+        self._set("min_p", check_float("min_p", self.min_p, 0.0, 1.0))
+        self._set("presence_penalty", check_float("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        self._set("frequency_penalty", check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        self._set("repetition_penalty", check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0))
         if self.seed is not None:
-            check_int("seed", self.seed, -(2**63), 2**63 - 1)
+            self._set("seed", check_int("seed", self.seed, -(2**63), 2**63 - 1))
         if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, 1000)
+            self._set("logprobs", check_int("logprobs", self.logprobs, 0, 1000))
         self._set("stop", _strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         self._set("bad_words", _strings("bad_words", self.bad_words))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        if not isinstance(self.logit_bias, Mapping):
-            raise refuse("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        self._set("logit_bias", {check_int("logit_bias id", k, 0): _bias(v) for k, v in self.logit_bias.items()})
+        self._set("logit_bias", _biases(self.logit_bias))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -105,6 +108,7 @@ class SamplingParams:
 
 
 def _strings(name: str, values: object) -> tuple[str, ...]:
+    values = () if values is None else values
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str) and v for v in values):
         raise refuse(name, values, "a list of non-empty strings")
     for value in values:
@@ -116,13 +120,20 @@ def _strings(name: str, values: object) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, values: object) -> tuple[int, ...]:
+    values = () if values is None else values
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise refuse(name, values, "a list of token ids")
     return tuple(check_int(name, i, 0) for i in values)
 
 
-def _bias(value: object) -> float:
+def _biases(values: object) -> dict[int, float]:
     """A bias is finite, or -inf to ban the token."""
-    if value == -math.inf:
-        return -math.inf
-    return check_float("logit_bias value", value, -1e4, 1e4)
+    values = {} if values is None else values
+    if not isinstance(values, Mapping):
+        raise refuse("logit_bias", values, "a mapping of token ids to numbers")
+    return {
+        check_int("logit_bias id", token, 0): (
+            -math.inf if bias == -math.inf else check_float("logit_bias value", bias, -1e4, 1e4)
+        )
+        for token, bias in values.items()
+    }

@@ -48,17 +48,17 @@ def _append(seq: Sequence, token: int) -> str:
     params, may_stop = seq.params, seq.num_emitted >= seq.params.min_tokens
     if token in seq.end_ids and may_stop:
         seq.finish_reason = "stop"
-        seq.stop_reason = token if token in params.stop_token_ids else None
+        seq.stop_reason = token if token in (params.stop_token_ids or ()) else None
         return _release(seq, seq.detokenizer.flush())
     pending = seq.held + seq.detokenizer.push(token)
-    if may_stop and (cut := _find_stop(pending, tuple(params.stop))):
+    if may_stop and (cut := _find_stop(pending, tuple(params.stop or ()))):
         start, stop = cut
         seq.finish_reason, seq.stop_reason, seq.held = "stop", stop, ""
         return pending[: start + len(stop)] if params.include_stop_str_in_output else pending[:start]
     if len(seq.tokens) >= seq.limit:
         seq.finish_reason, seq.held = "length", pending
         return _release(seq, seq.detokenizer.flush())
-    keep = _may_begin_stop(pending, tuple(params.stop))
+    keep = _may_begin_stop(pending, tuple(params.stop or ()))
     seq.held = pending[len(pending) - keep :]
     return pending[: len(pending) - keep]
 

@@ -124,7 +124,7 @@ def test_every_end_of_sequence_id_of_either_file_counts(tmp_path):
         ({"rope_scaling": 2}, "rope_scaling is 2, must be an object or null"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor is 0.5, must be at least 1"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is 2, must be a number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2', must be a number above 0"),
         ({"rope_scaling": {"type": "llama3", "factor": 2}}, "low_freq_factor is missing"),
         (
             {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},

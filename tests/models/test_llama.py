@@ -204,6 +204,7 @@ def test_a_block_costs_what_its_storage_holds(models):
     assert 5 * KVCache.block_bytes(config, BLOCK_SIZE, torch.float16) == kv.storage.nbytes
     keys, values = kv.layer(1)
     assert keys.shape == values.shape == (40, 2, 8)
+    values.fill_(0)
     keys.fill_(1)
     assert kv.storage[1, 0].eq(1).all()
     assert kv.storage[1, 1].eq(0).all()

@@ -42,9 +42,9 @@ REFUSED = [
     ([*BOTH, "--prompt-file", ROOT], "Is a directory"),
     ([*BOTH, "--prompt-file", WEIGHTS], "is not UTF-8"),
     ([*BOTH, "--prompt-file", EMPTY], "holds no prompt"),
-    ([NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
-    ([TARGET, "--draft-model", NOWHERE, *SAID], "has neither tokenizer.json nor tokenizer.model"),
-    ([TARGET, "--draft-model", OTHER, *SAID], "draft_model does not fit the model: draft tokenizer has"),
+    ([NOWHERE, *SAID], "lychee run: model is "),
+    ([TARGET, "--draft-model", NOWHERE, *SAID], "lychee run: draft_model is "),
+    ([TARGET, "--draft-model", OTHER, *SAID], " does not fit the model: draft tokenizer has"),
     ([MUTE, "--chat", *SAID], "has no chat template"),
     # would be ignored
     ([*BOTH, *SAID, "--prompt-file", "p.txt"], "argument --prompt-file: not allowed with argument --prompt"),

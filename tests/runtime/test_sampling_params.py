@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lychee.runtime.config import EngineConfig, SpeculativeConfig
@@ -34,6 +35,23 @@ def test_max_new_tokens_is_an_alias_that_survives_replace():
     params = SamplingParams(max_new_tokens=7)
     assert params.max_tokens == 7
     assert replace(params, temperature=0.5).max_tokens == 7
+
+
+def test_numpy_scalars_are_numbers():
+    params = SamplingParams(top_k=np.int64(3), temperature=np.float32(0.5), max_tokens=np.int32(2))
+    assert (params.top_k, params.temperature, params.max_tokens) == (3, 0.5, 2)
+    assert type(params.top_k) is int
+
+
+def test_none_stands_for_empty_as_in_vllm():
+    assert SamplingParams(stop=None, stop_token_ids=None, bad_words=None, logit_bias=None) == SamplingParams()
+
+
+def test_aliases_that_disagree_are_refused():
+    with pytest.raises(ParameterError, match="max_tokens is 3"):
+        SamplingParams(max_tokens=3, max_new_tokens=9)
+    with pytest.raises(ParameterError, match="max_draft_len is 4"):
+        SpeculativeConfig(max_draft_len=4, num_speculative_tokens=3)
 
 
 def test_a_stop_string_alone_is_one_stop():

@@ -1,0 +1,57 @@
+"""What a run shows on the terminal while it goes on and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from rich.console import Console
+
+from .report import Run, table
+from .runtime.requests import Prompt
+
+
+class Printer:
+    """Prints several prompts' texts in order: the first unfinished one live, the others when their turn comes."""
+
+    def __init__(self, titled: bool, first_number: int, prompts: Seq[Prompt]) -> None:
+        self.titled, self.first_number, self.prompts = titled, first_number, prompts
+        self.texts = [""] * len(prompts)
+        self.ended = [False] * len(prompts)
+        self.turn = -1
+        self._begin()
+
+    def show(self, index: int, text: str, ended: bool) -> None:
+        self.texts[index] += text
+        self.ended[index] |= ended
+        if index == self.turn:
+            print(text, end="", flush=True)
+        while self.turn < len(self.prompts) and self.ended[self.turn]:
+            print(flush=True)
+            self._begin()
+
+    def _begin(self) -> None:
+        self.turn += 1
+        if self.turn < len(self.prompts):
+            prompt = self.prompts[self.turn]
+            if self.titled:
+                print(f"[{self.first_number + self.turn + 1}] ", end="")
+            print((prompt if isinstance(prompt, str) else "") + self.texts[self.turn], end="", flush=True)
+
+
+def print_comparison(runs: Seq[Run], identical: bool | None) -> None:
+    """The table of both runs, the speedup, and whether their tokens are identical."""
+    out = Console()
+    out.print(table(runs))
+    out.print(f"speedup: {runs[0].wall_s / runs[1].wall_s:.2f} (native end-to-end time / speculative)")
+    if runs[1].lossy:
+        out.print("identical: null (lossy: with fallback_sampling=false the distribution is not native decoding's)")
+    elif identical is None:
+        out.print(
+            "identical: null (rejection keeps the distribution; a --seed with coupled acceptance keeps the tokens)"
+        )
+    else:
+        out.print(f"identical: {str(identical).lower()}")
+        for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):
+            if a.token_ids != b.token_ids:
+                at = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
+                out.print(f"prompt {number + 1} differs from token {at + 1}")

@@ -1,0 +1,107 @@
+"""LLM: streams of several threads, what it refuses, and what it says when a model is broken."""
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import lychee
+from lychee import LLM, ParameterError, SamplingParams
+from tests.factory import make_model_dir
+from tests.runtime.pairs import PROMPT, PROMPTS, greedy, make_llm, model_dir, shared_llm
+
+
+def test_threads_share_one_llm():
+    llm = make_llm(draft="near")
+    want = [llm.generate(p, greedy(max_tokens=12))[0].outputs[0].token_ids for p in PROMPTS]
+    with ThreadPoolExecutor(4) as threads:
+        got = list(threads.map(lambda p: llm.generate(p, greedy(max_tokens=12))[0].outputs[0].token_ids, PROMPTS * 4))
+    assert got == want * 4
+    pool = llm.engine().scheduler.pool
+    assert pool.num_free == pool.num_blocks
+
+
+def test_interleaved_streams_get_their_own_chunks():
+    llm = make_llm(draft="near")
+    want = [llm.generate(p, greedy(max_tokens=12))[0].outputs[0].text for p in PROMPTS[:2]]
+    first, second = (llm.stream(p, greedy(max_tokens=12)) for p in PROMPTS[:2])
+    texts = ["", ""]
+    for a in first:
+        texts[0] += a.text
+        texts[1] += "".join(chunk.text for chunk in itertools.islice(second, 1))
+    texts[1] += "".join(chunk.text for chunk in second)
+    assert texts == want
+
+
+def test_a_stream_ends_with_its_context():
+    llm = make_llm()
+    with llm.stream(PROMPT, greedy(max_tokens=100)) as stream:
+        next(stream)
+    assert stream.outputs()[0].outputs[0].finish_reason == "abort"
+    assert llm.engine().idle
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_whose_logits_are_not_finite_is_named(tmp_path, broken, role, temperature):
+    path = make_model_dir(tmp_path / "broken")
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], broken)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    llm = LLM(path) if role == "target" else LLM(model_dir(), path)
+    with pytest.raises(ArithmeticError, match=f"the {role} model's logits are not finite"):
+        llm.generate(PROMPT, SamplingParams(max_tokens=8, temperature=temperature, ignore_eos=True))
+    assert llm.engine().idle
+
+
+def test_time_to_first_token_starts_with_the_stream_not_with_the_engine(monkeypatch):
+    clock = iter(range(100, 100000))
+    llm = make_llm()
+    monkeypatch.setattr("lychee.runtime.engine.time.perf_counter", lambda: next(clock))
+    stream = llm.stream(PROMPT, greedy(max_tokens=2))
+    for _ in range(1000):
+        next(clock)
+    list(stream)
+    assert stream.outputs()[0].outputs[0].stats.ttft_s < 100
+
+
+def test_kv_memory_is_counted_by_blocks_in_use():
+    llm = make_llm(num_blocks=1000)
+    before = llm.metrics().peak_memory_bytes
+    llm.generate(PROMPT, greedy(max_tokens=40))
+    used = llm.engine().scheduler.pool.max_used
+    assert 0 < used < 10
+    assert llm.metrics().peak_memory_bytes > before
+
+
+@pytest.mark.parametrize("prompts", [np.array([1, 40, 41]), torch.tensor([1, 40, 41]), [1, 40, 41]])
+def test_token_ids_come_as_a_list_an_array_or_a_tensor(prompts):
+    assert shared_llm().generate(prompts, greedy(max_tokens=1))[0].prompt_token_ids == (1, 40, 41)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LLM("no/such/model"), "model is 'no/such/model', must be a model directory"),
+        (lambda: LLM(None), "model is None, must be a model directory"),
+        (lambda: LLM(model_dir(), "org/draft"), "draft_model is 'org/draft', must be a model directory"),
+        (lambda: LLM(model_dir(), model_dir(), "x"), "speculative_config is 'x', must be"),
+        (lambda: LLM(model_dir(), gpu_memory_utilization=0.5), "gpu_memory_utilization'\\], may have block_size"),
+        (lambda: LLM(model_dir(), device="cpu:7"), "device is 'cpu:7', must be cpu, cuda, or cuda:N"),
+        (lambda: shared_llm().generate(b"abc"), "prompts is b'abc', must be a prompt or a list"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_a_sentence(make, message):
+    with pytest.raises(ParameterError, match=message):
+        make()
+
+
+def test_the_package_exports_its_interface():
+    assert all(getattr(lychee, name) for name in lychee.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        _ = lychee.Engine
