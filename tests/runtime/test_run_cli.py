@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 
 import pytest
@@ -264,3 +265,44 @@ def test_lychee_run_is_the_run_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lychee", "run", str(model_dir()), "--prompt", PROMPT, "--max-tokens", "3"])
     assert __main__.main() == 0
     assert capsys.readouterr().out.startswith(PROMPT)
+
+
+def test_a_lossy_run_is_labelled_on_the_terminal_and_in_the_report(lychee):
+    lossy = ["--speculative-config", '{"fallback_sampling": false}', "--prompt", PROMPT, "--max-tokens", "6"]
+    with pytest.warns(UserWarning, match="lossy"):
+        code, out, _, report = lychee(*pair(), *lossy, "--temperature", "1", "--compare")
+    assert code == 0
+    assert "speculative (lossy)" in out
+    assert "identical: null (lossy" in out
+    assert report["identical"] is None
+    assert report["runs"]["speculative"]["lossy"] is True
+    assert "lossy" not in report["runs"]["native"]
+    code, out, err, report = lychee(*pair(), *lossy, "--temperature", "0")
+    assert "lossy" not in out + err
+    assert "lossy" not in report["runs"]["speculative"]
+
+
+def test_an_interrupted_run_reports_what_it_emitted(lychee, monkeypatch):
+    shown = []
+
+    def interrupt(self, index, text, ended):
+        shown.append(text)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("lychee.run.Printer.show", interrupt)
+    code, _, err, report = lychee(model_dir(), "--prompt", PROMPT, "--max-tokens", "20", "--ignore-eos")
+    assert code == 130
+    (request,) = report["runs"]["native"]["requests"]
+    assert request["finish_reason"] == "abort"
+    assert 2 <= request["emitted"] < 20
+    assert "tokens/s" in err
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly():
+    command = [sys.executable, "-m", "lychee.run", "--max-tokens", "30", "--prompt", "The dialog"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        process.stdout.read(3)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
