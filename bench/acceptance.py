@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lychee import LLM, SamplingParams, demo
+from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
 
 
 def repeated_share(token_ids: Sequence[int], n: int = 4) -> float:
@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     kinds = demo.prompts()
     if args.prompt_file:
         kinds = {args.prompt_file.stem: [line for line in args.prompt_file.read_text().splitlines() if line.strip()]}
-    llm = LLM(args.model, args.draft_model, {"num_speculative_tokens": args.length})
+    try:
+        llm = LLM(args.model, args.draft_model, {"num_speculative_tokens": args.length})
+    except (ModelError, ParameterError) as error:
+        parser.error(str(error))
     table = Table(title=f"{args.length} tokens drafted per round", box=None)
     for heading in ("kind", "temperature", "acceptance", "emitted per round", "repeated", "by depth"):
         table.add_column(heading, justify="right")

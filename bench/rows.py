@@ -21,6 +21,7 @@ from rich.table import Table
 
 from lychee import demo
 from lychee.models.batch import Batch
+from lychee.models.files import ModelError
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
@@ -52,19 +53,33 @@ class Pass:
         return 1e3 * (time.perf_counter() - start)
 
 
+def counts(text: str) -> list[int]:
+    """Numbers of at least 1, between commas."""
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}, must be numbers of at least 1 between commas")
+    return numbers
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=demo.TARGET)
     parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--rows", default="1,2,3,5,9,17")
-    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--context", type=int, default=128, help="cached tokens (default 128)")
+    parser.add_argument("--rows", type=counts, default=[1, 2, 3, 5, 9, 17], help="numbers of rows to time")
+    parser.add_argument("--repeats", type=int, default=60, help="passes of each size (default 60)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device.type == "cpu" else None
-    models = {"target": Llama.load(args.model, device, dtype), "draft": Llama.load(args.draft_model, device, dtype)}
-    sizes = [int(size) for size in args.rows.split(",")]
+    try:
+        models = {"target": Llama.load(args.model, device, dtype), "draft": Llama.load(args.draft_model, device, dtype)}
+    except ModelError as error:
+        parser.error(str(error))
+    sizes = args.rows
+    limit = min(model.config.max_position_embeddings for model in models.values()) - max(sizes)
+    if not 0 <= args.context <= limit or args.repeats < 1:
+        parser.error(f"--context is {args.context}, must be from 0 to {limit}; --repeats at least 1")
     passes = {(name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes}
     times: dict[tuple[str, int], list[float]] = {key: [] for key in passes}
     for repeat in range(args.repeats + 3):

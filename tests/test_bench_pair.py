@@ -22,6 +22,14 @@ def test_rows_times_every_size_of_both_models(pair, tmp_path):
     assert all(took > 0 for sizes in times.values() for took in sizes.values())
 
 
+@pytest.mark.parametrize("bad", [["--rows", "0"], ["--rows", "a"], ["--context", "99999"], ["--model", "nowhere"]])
+def test_rows_refuses_in_a_sentence(pair, bad, capsys):
+    with pytest.raises(SystemExit):
+        rows.main([*pair, *bad])
+    assert "rows" in (error := capsys.readouterr().err)
+    assert "Traceback" not in error
+
+
 def test_acceptance_of_a_draft_equal_to_the_target_is_one(pair, tmp_path):
     (tmp_path / "stories.txt").write_text("Once upon a time\nThe sea\n")
     prompts = ["--prompt-file", str(tmp_path / "stories.txt"), "--max-tokens", "11", "--length", "3"]
