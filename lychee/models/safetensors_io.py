@@ -103,7 +103,10 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     """Every tensor of one file. Lengths, offsets and sizes must fit the file, without gap or overlap."""
     size = os.path.getsize(file)
     with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        start = stream.read(8)
+        if start == b"version ":
+            raise ModelError(f"{file} is a Git LFS pointer, not weights; fetch them with `git lfs pull`")
+        length = int.from_bytes(start, "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             most = max(min(size - 8, MAX_HEADER_BYTES), 0)
             raise ModelError(f"{file} says its header has {length} bytes, may have {most} in a file of {size}")

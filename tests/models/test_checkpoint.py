@@ -196,6 +196,12 @@ def test_pickles_are_refused_unread(model, pickle):
         load(model)
 
 
+def test_a_git_lfs_pointer_is_named_as_one(model):
+    (model / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    with pytest.raises(ModelError, match="is a Git LFS pointer"):
+        load(model)
+
+
 def test_a_directory_without_weights_is_refused(model):
     (model / SINGLE).unlink()
     with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
