@@ -103,10 +103,10 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     """Every tensor of one file. Lengths, offsets and sizes must fit the file, without gap or overlap."""
     size = os.path.getsize(file)
     with open(file, "rb") as stream:
-        start = stream.read(8)
-        if start == b"version ":
+        first_bytes = stream.read(8)
+        if first_bytes == b"version ":
             raise ModelError(f"{file} is a Git LFS pointer, not weights; fetch them with `git lfs pull`")
-        length = int.from_bytes(start, "little")
+        length = int.from_bytes(first_bytes, "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             most = max(min(size - 8, MAX_HEADER_BYTES), 0)
             raise ModelError(f"{file} says its header has {length} bytes, may have {most} in a file of {size}")
