@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     kinds = demo.prompts()
     if args.prompt_file:
-        kinds = {args.prompt_file.stem: [line for line in args.prompt_file.read_text().splitlines() if line.strip()]}
+        try:
+            lines = args.prompt_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"--prompt-file: {error}")
+        kinds = {args.prompt_file.stem: [line for line in lines if line.strip()]}
     try:
         llm = LLM(args.model, args.draft_model, {"num_speculative_tokens": args.length})
     except (ModelError, ParameterError) as error:
@@ -74,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{found['repeated_4_grams']:.2f}",
                 " ".join(f"{share:.2f}" for share in found["acceptance_by_depth"]),
             )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 

@@ -11,6 +11,7 @@ import argparse
 import functools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -132,7 +133,7 @@ def show(peak: Peak, timings: Sequence[Timing]) -> None:
             t.of_roofline * 100,
         )
         table.add_row(t.op, t.dtype, *(f"{number:.1f}" for number in numbers))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -55,7 +55,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--top-p", type=float, help="1 is off (default 1)")
     p.add_argument("--top-k", type=int, default=0, help="0 is off")
     p.add_argument("--min-p", type=float, default=0.0, help="0 is off")
-    p.add_argument("--seed", type=int, help="same seed, same text, with or without speculation")
+    p.add_argument(
+        "--seed", type=int, help="same seed, same text, with or without speculation (but not --verify rejection)"
+    )
     p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
     p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
     p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")

@@ -40,18 +40,15 @@ class Printer:
 
 def print_comparison(runs: Seq[Run], identical: bool | None) -> None:
     """The table of both runs, the speedup, and whether their tokens are identical."""
-    out = Console()
-    out.print(table(runs))
-    out.print(f"speedup: {runs[0].wall_s / runs[1].wall_s:.2f} (native end-to-end time / speculative)")
+    Console().print(table(runs))
+    print(f"speedup: {runs[0].wall_s / runs[1].wall_s:.2f} (native end-to-end time / speculative)")
     if runs[1].lossy:
-        out.print("identical: null (lossy: with fallback_sampling=false the distribution is not native decoding's)")
+        print("identical: null (lossy: with fallback_sampling=false the distribution is not native decoding's)")
     elif identical is None:
-        out.print(
-            "identical: null (rejection keeps the distribution; a --seed with coupled acceptance keeps the tokens)"
-        )
+        print("identical: null (rejection keeps the distribution; a --seed with coupled acceptance keeps the tokens)")
     else:
-        out.print(f"identical: {str(identical).lower()}")
+        print(f"identical: {str(identical).lower()}")
         for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):
             if a.token_ids != b.token_ids:
                 at = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
-                out.print(f"prompt {number + 1} differs from token {at + 1}")
+                print(f"prompt {number + 1} differs from token {at + 1}")

@@ -276,7 +276,8 @@ def _prompts(given: Any) -> list[Prompt]:
 
 def _directory(argument: str, given: object) -> Path:
     if not isinstance(given, (str, Path)) or not Path(given).is_dir():
-        raise refuse(argument, given, "a model directory on this machine (hub ids are not downloaded)")
+        shown = str(given) if isinstance(given, Path) else given
+        raise refuse(argument, shown, "a model directory on this machine (hub ids are not downloaded)")
     return Path(given)
 
 
