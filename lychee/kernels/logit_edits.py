@@ -7,10 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .types import SamplingRows, SamplingTensors
-
-NEVER = float("-inf")
-PROMPT_BIT = 30  # of token_counts
+from .types import NEVER, PROMPT_BIT, SamplingRows, SamplingTensors
 
 
 def bias_and_ban(x: Tensor, seq: Tensor, rows: SamplingRows, sampling: SamplingTensors) -> None:

@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .types import SamplingTensors
-
-NEVER = float("-inf")
+from .types import NEVER, SamplingTensors
 
 
 def filtered(x: Tensor, sampling: SamplingTensors, seq: Tensor) -> Tensor:

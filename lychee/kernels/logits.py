@@ -8,12 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .logit_edits import NEVER, PROMPT_BIT, bias_and_ban, edit_kernel, penalised
+from .logit_edits import bias_and_ban, edit_kernel, penalised
 from .logit_filters import filter_kernel, filtered
 from .op import op
-from .types import Cost, Logits, LogProbs, SamplingRows, SamplingTensors
-
-GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
+from .types import GREEDY_BELOW, NEVER, PROMPT_BIT, Cost, Logits, LogProbs, SamplingRows, SamplingTensors
 
 
 def process_logits_reference(logits: Logits, rows: SamplingRows, sampling: SamplingTensors, vocab: int) -> LogProbs:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from .op import op
 from .philox import TARGET, exponential_block, exponentials, lane
-from .types import Cost, Draws, LogProbs, NoiseKeys
+from .types import NEVER, Cost, Draws, LogProbs, NoiseKeys
 
-NEVER = float("-inf")
 BLOCK_V = 1024  # tokens of one program
 
 

@@ -19,6 +19,10 @@ I32 = (torch.int32,)
 I64 = (torch.int64,)
 BOOL = (torch.bool,)
 
+NEVER = float("-inf")  # log-probability of a token that cannot be drawn, bias of one that is banned
+GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
+PROMPT_BIT = 30  # of SamplingTensors.token_counts: the token is in the prompt; the bits below count its emissions
+
 
 @dataclass(frozen=True)
 class Spec:

@@ -60,7 +60,6 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    bos_token_id: int | None
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
 
@@ -114,7 +113,6 @@ class ModelConfig:
             tie_word_embeddings=config.flag("tie_word_embeddings"),
             attention_bias=config.flag("attention_bias"),
             mlp_bias=config.flag("mlp_bias"),
-            bos_token_id=next(iter(config.token_ids("bos_token_id", vocab_size)), None),
             eos_token_ids=frozenset(eos_ids),
             dtype=_dtype(config),
         )

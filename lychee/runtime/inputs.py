@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, SeqKeys, Tree
+from lychee.kernels.types import PROMPT_BIT, NoiseKeys, SamplingRows, SamplingTensors, SeqKeys, Tree
 
 from .sequence import Mode, Sequence
 from .tree import ProposedTree
 
-IN_PROMPT = 1 << 30  # bit of SamplingTensors.token_counts
 Ints = Seq[int] | NDArray[Any]
 
 
@@ -145,5 +144,5 @@ class SamplingBatch:
 def _counts(seq: Sequence, vocab: int) -> NDArray[np.int32]:
     """Times each token was emitted; bit 30 marks tokens of the prompt."""
     counts = np.bincount(np.asarray(seq.emitted, np.int64), minlength=vocab).astype(np.int32)
-    counts[np.asarray(seq.prompt, np.int64)] |= IN_PROMPT
+    counts[np.asarray(seq.prompt, np.int64)] |= 1 << PROMPT_BIT
     return counts

@@ -8,9 +8,8 @@ from dataclasses import InitVar, dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from lychee.kernels.types import GREEDY_BELOW
 from lychee.models.tokenizer import check_text
-
-GREEDY_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM
 
 
 class ParameterError(ValueError):
@@ -100,7 +99,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE
+        return self.temperature < GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:

@@ -5,9 +5,8 @@ import torch
 from transformers.generation import logits_process as hf
 
 from lychee.kernels import draw, process_logits
-from lychee.kernels.logit_edits import PROMPT_BIT
 from lychee.kernels.philox import TARGET
-from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors
+from lychee.kernels.types import PROMPT_BIT, NoiseKeys, SamplingRows, SamplingTensors
 from tests.conftest import DEVICE
 from tests.kernels.faces import both_faces, reference
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
+from lychee.kernels.types import GREEDY_BELOW
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.drafter import ModelDrafter
-from lychee.runtime.sampling_params import GREEDY_TEMPERATURE, ParameterError, SamplingParams
+from lychee.runtime.sampling_params import ParameterError, SamplingParams
 from tests.factory import make_model_dir
 from tests.runtime.pairs import (
     KINDS,
@@ -251,7 +252,7 @@ def test_huge_logits_and_tiny_temperatures_give_the_argmax_and_no_nan(loud, dtyp
     reference = completion(llm, PROMPT, greedy(logprobs=llm.vocab), native=True)
     spans = [max(entry.top.values()) - min(entry.top.values()) for entry in reference.logprobs]
     assert max(spans) > 60000
-    temperatures = (1.0, 1e-3, 1e-4, 2e-5, GREEDY_TEMPERATURE, 9e-6, 1e-9, 1e-12, 1e-300)
+    temperatures = (1.0, 1e-3, 1e-4, 2e-5, GREEDY_BELOW, 9e-6, 1e-9, 1e-12, 1e-300)
     given = [greedy(temperature=temperature, seed=5, logprobs=1) for temperature in temperatures]
     for native in (True, False):
         for output in llm.generate([PROMPT] * len(given), given, native=native):

@@ -127,9 +127,14 @@ def test_an_adversarial_drafter_changes_nothing(script, temperature):
     assert (accepted > 0) == script.startswith("right")
 
 
-def test_a_draft_equal_to_the_target_is_always_accepted():
-    llm = LLM(demo.TARGET, demo.TARGET, SpeculativeConfig(num_speculative_tokens=4))
-    (output,) = llm.generate(PROMPTS[0], replace(GREEDY, max_tokens=200))
+@pytest.mark.parametrize(
+    ("verify", "temperature"),
+    [("auto", 0.0), ("coupled", 0.9), ("rejection", 0.9)],
+    ids=["greedy", "coupled", "rejection"],
+)
+def test_a_draft_equal_to_the_target_is_always_accepted(verify, temperature):
+    llm = LLM(demo.TARGET, demo.TARGET, SpeculativeConfig(num_speculative_tokens=4, verify=verify))
+    (output,) = llm.generate(PROMPTS[0], replace(GREEDY, max_tokens=200, temperature=temperature, seed=2))
     stats = output.outputs[0].stats
     assert stats.accepted == stats.drafted > 0
     full, last = divmod(stats.emitted_in_rounds, 5)
