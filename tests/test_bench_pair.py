@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
-from bench import acceptance, rows
+from bench import acceptance, cpu_pair, rows
+from lychee.kernels import OPS
 from tests.factory import make_model_dir
 
 
@@ -43,3 +45,19 @@ def test_the_repeated_share_counts_4_grams_seen_before():
     assert acceptance.repeated_share([1, 2, 3, 4, 5, 6]) == 0.0
     assert acceptance.repeated_share([1, 1, 1, 1, 1, 1]) == pytest.approx(2 / 3)
     assert acceptance.repeated_share([1, 2]) == 0.0
+
+
+def test_the_pair_is_decoded_by_the_references_natively_and_speculatively(pair, tmp_path, monkeypatch):
+    calls = []
+    real = OPS["swiglu"].reference
+    monkeypatch.setattr(OPS["swiglu"], "reference", lambda gate, up: calls.append(gate) or real(gate, up))
+    flags = ["--prompts", "2", "--max-tokens", "5", "--repeats", "1", "--json", str(tmp_path / "pair.json")]
+    cpu_pair.main([*pair, *flags])
+    record = json.loads((tmp_path / "pair.json").read_text())
+    assert record["tokens"] == {"reference": 10, "native": 10, "speculative": 10}
+    assert record["seconds"].keys() == record["tokens"].keys()
+    assert record["identical"]
+    called = len(calls)
+    assert called > 0
+    OPS["swiglu"](torch.ones(1, 2), torch.ones(1, 2))
+    assert len(calls) == called

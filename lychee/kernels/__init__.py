@@ -4,11 +4,12 @@ from .accept_coupled import accept_coupled
 from .accept_rejection import accept_rejection
 from .attention import attention
 from .attention_prefill import attention_prefill
+from .contract import ContractError
 from .embed import embed
 from .kv_store import commit_kv
 from .linear import linear, linear_prefill, lm_head
 from .logits import process_logits
-from .op import OPS, ContractError, Op
+from .op import OPS, Op
 from .philox import philox
 from .rms_norm import add_rms_norm, rms_norm
 from .rope import rope_store

@@ -6,12 +6,13 @@ import functools
 from itertools import pairwise
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from .accept_samples import accept_coupled_sample
+from .kernel import kernel
 from .op import op
+from .sizes import next_power_of_2
 from .types import Cost, NextTokens, NodeTokens, PathLens, Paths, Tree
 
 
@@ -45,7 +46,7 @@ def accept_coupled_cost(tree: Tree, target_tokens: Tensor, max_path: int) -> Cos
     return Cost(flops=0, bytes=4 * (3 * target_tokens.numel() + (max_path + 3) * (tree.cu_nodes.numel() - 1)))
 
 
-@triton.jit
+@kernel
 def _accept_coupled_kernel(
     paths_ptr,  # [num_seqs, max_path]
     path_lens_ptr,  # [num_seqs]
@@ -101,5 +102,5 @@ def accept_coupled(
         tree.parents,
         target_tokens,
         max_path,
-        BLOCK_P=triton.next_power_of_2(max_path),
+        BLOCK_P=next_power_of_2(max_path),
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-import triton
 from torch import Tensor
 
 from .accept_coupled import padded_paths
@@ -22,6 +21,7 @@ from .accept_samples import accept_rejection_sample
 from .op import op
 from .philox import ACCEPT, RECOVER, lane, philox_words, uniforms
 from .sample import draw_reference
+from .sizes import next_power_of_2
 from .types import Cost, NextTokens, NodeLogProbs, NoiseKeys, PathLens, Paths, SeqKeys, Tree
 
 Decision = Callable[[int, float, float], bool]  # of (child, target_prob, draft_prob); see accept_by_philox
@@ -162,7 +162,7 @@ def accept_rejection(
         ACCEPT,
         RECOVER,
         LOSSLESS=lossless,
-        BLOCK_P=triton.next_power_of_2(max_path),
+        BLOCK_P=next_power_of_2(max_path),
         BLOCK_V=2048,
         num_warps=16,
     )

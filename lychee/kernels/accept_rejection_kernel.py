@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .kernel import kernel
 from .philox import exponential_block, uniform
 from .sample import best_of
 
@@ -90,7 +91,7 @@ def _recover(
     return token
 
 
-@triton.jit
+@kernel
 def accept_rejection_kernel(
     paths_ptr,  # [num_seqs, max_path]
     path_lens_ptr,  # [num_seqs]

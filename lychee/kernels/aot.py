@@ -25,7 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from . import OPS, Op
+from . import OPS, Op, sizes
+from .kernel import Kernel
 
 # Shared memory one block may use, in bytes (CUDA C++ Programming Guide, table "Technical Specifications").
 SHARED_LIMIT = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -91,7 +92,9 @@ def _compiling(capability: int) -> Iterator[list[Any]]:
     kernels: list[Any] = []
     driver.set_active(_OfflineDriver(capability))
     try:
-        with patch.object(JITFunction, "run", run):
+        through_triton = patch.object(Kernel, "__getitem__", lambda self, grid: self.jit[grid])
+        gpu_tiles = patch.object(sizes, "runs_on_cpu", lambda x: False)
+        with through_triton, gpu_tiles, patch.object(JITFunction, "run", run):
             yield kernels
     finally:
         if torch.cuda.is_available():

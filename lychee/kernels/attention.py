@@ -9,15 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import sizes
 from .attention_tiles import LOG2_E, fold_tile, load_tile
+from .kernel import kernel
 from .kv_store import load_slots, token_slots
-from .op import Scratch, op
+from .op import op
 from .samples import paging_to, sample_caches, sample_paging, sample_tree
-from .types import Ancestors, Cost, KVCache, Paging, Queries
+from .sizes import cdiv, next_power_of_2
+from .types import Ancestors, Cost, KVCache, Paging, Queries, Scratch
 
 TILE = 32  # positions folded at once
 SPLIT = 8  # tiles folded into one state before states are merged
@@ -114,7 +116,7 @@ def attention_cost(
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
-@triton.jit(do_not_specialize=["num_tokens", "max_blocks", "group"])
+@kernel(do_not_specialize=["num_tokens", "max_blocks", "group"])
 def _prefix_kernel(
     running_max_ptr,  # [num_splits, num_tokens, num_heads]
     running_sum_ptr,  # [num_splits, num_tokens, num_heads]
@@ -176,7 +178,7 @@ def _prefix_kernel(
         tl.store(acc_ptr + states[:, None] * head_dim + offs_d[None, :], acc, mask=mask_md)
 
 
-@triton.jit(do_not_specialize=["max_blocks", "max_path", "group"])
+@kernel(do_not_specialize=["max_blocks", "max_path", "group"])
 def _path_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     running_max_ptr,  # [num_splits, num_tokens, num_heads]
@@ -263,7 +265,7 @@ def attention_scratch(
 ) -> Scratch:
     """Every row's unmerged states: running maximum and sum, and the un-normalised output, per split of the prefix."""
     num_tokens, num_heads, head_dim = q.shape
-    num_splits = max(1, triton.cdiv(paging.max_context // TILE, SPLIT))
+    num_splits = max(1, cdiv(paging.max_context // TILE, SPLIT))
     states = (num_splits, num_tokens, num_heads)
     return {
         "running_max": (states, torch.float32),
@@ -305,24 +307,36 @@ def attention(
     group = num_heads // num_kv_heads
     # Nothing here may depend on the batch: the same dot shapes fold a row's keys wherever it stands.
     # Five stages keep two tiles in flight; the other stages go to the block table, which is read before them.
+    on_cpu = sizes.runs_on_cpu(q)
+    least = 1 if on_cpu else 16  # tensor cores take no narrower dot
     tiles = {
         "TILE": TILE,
         "SPLIT": SPLIT,
-        "BLOCK_M": max(16, triton.next_power_of_2(group)),
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+        "BLOCK_D": max(least, next_power_of_2(head_dim)),
         "num_warps": 4,
         "num_stages": 5,
     }
     scale_log2 = scale * LOG2_E
     states = (running_max, running_sum, acc)
     inputs = (q, k_cache, v_cache)
-    sizes = (num_kv_heads, group, head_dim, paging.block_tables.shape[1], paging.block_size)
-    num_splits = triton.cdiv(paging.max_context // TILE, SPLIT)
+    shape = (num_kv_heads, group, head_dim, paging.block_tables.shape[1], paging.block_size)
+    num_splits = cdiv(paging.max_context // TILE, SPLIT)
     if num_splits:
         grid = (paging.context_lens.shape[0], num_kv_heads, num_splits)
         batch = (paging.cu_seqlens_q, paging.context_lens, paging.block_tables)
-        _prefix_kernel[grid](*states, *inputs, *batch, num_tokens, *sizes, scale_log2, **tiles)
+        # Rows are summed alike in tiles of any height here, so the CPU takes all of a sequence's at once.
+        block_m = min(16, next_power_of_2(paging.max_rows * group)) if on_cpu else max(16, next_power_of_2(group))
+        _prefix_kernel[grid](*states, *inputs, *batch, num_tokens, *shape, scale_log2, **tiles, BLOCK_M=block_m)
     rows = (paging.seq_idx, paging.context_lens, paging.block_tables, ancestors)
     _path_kernel[(num_tokens, num_kv_heads)](
-        out, *states, *inputs, *rows, *sizes, ancestors.shape[1], scale_log2, **tiles, BLOCK_P=64
+        out,
+        *states,
+        *inputs,
+        *rows,
+        *shape,
+        ancestors.shape[1],
+        scale_log2,
+        **tiles,
+        BLOCK_M=max(least, next_power_of_2(group)),
+        BLOCK_P=64,
     )

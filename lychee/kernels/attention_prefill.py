@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import sizes
+from .attention import TILE
 from .attention_tiles import LOG2_E, fold_tile, load_tile
+from .kernel import kernel
 from .kv_store import load_slots, token_slots
 from .op import op
 from .samples import paging_to, sample_caches, sample_paging
+from .sizes import cdiv, next_power_of_2
 from .types import Cost, KVCache, Paging, Queries
 
 
@@ -75,7 +78,7 @@ def attention_prefill_cost(q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: 
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
-@triton.jit(do_not_specialize=["max_blocks"])
+@kernel(do_not_specialize=["max_blocks"])
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -148,8 +151,11 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
     _, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
-    block_m, tile = (128, 64) if q.element_size() == 2 else (32, 32)  # larger ones spill registers
-    grid = (triton.cdiv(paging.max_rows * group, block_m), num_kv_heads, paging.context_lens.shape[0])
+    if sizes.runs_on_cpu(q):
+        block_m, tile = min(32, next_power_of_2(paging.max_rows * group)), TILE
+    else:
+        block_m, tile = (128, 64) if q.element_size() == 2 else (32, 32)  # larger ones spill registers
+    grid = (cdiv(paging.max_rows * group, block_m), num_kv_heads, paging.context_lens.shape[0])
     _prefill_kernel[grid](
         out,
         q,
@@ -166,7 +172,7 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
         scale * LOG2_E,
         TILE=tile,
         BLOCK_M=block_m,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_D=max(1 if sizes.runs_on_cpu(q) else 16, next_power_of_2(head_dim)),
         num_warps=8,
         num_stages=2,
     )

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
+from .sizes import cdiv
 from .types import Cost, EmbedTable, Hidden, TokenIds
 
 
@@ -28,7 +29,7 @@ def embed_cost(tokens: Tensor, table: Tensor) -> Cost:
     return Cost(flops=0, bytes=4 * tokens.numel() + 2 * tokens.numel() * table.shape[1] * table.element_size())
 
 
-@triton.jit
+@kernel
 def _embed_kernel(
     y_ptr,  # [num_tokens, hidden]
     tokens_ptr,  # [num_tokens]
@@ -54,4 +55,4 @@ def embed(y: Tensor, tokens: Tensor, table: Tensor) -> None:
     """y[i] = table[tokens[i]], ids below model_vocab; token -1 (a dead node) gives zeros."""
     num_tokens, hidden = y.shape
     BLOCK_H = 1024
-    _embed_kernel[(num_tokens, triton.cdiv(hidden, BLOCK_H))](y, tokens, table, hidden, BLOCK_H=BLOCK_H)
+    _embed_kernel[(num_tokens, cdiv(hidden, BLOCK_H))](y, tokens, table, hidden, BLOCK_H=BLOCK_H)

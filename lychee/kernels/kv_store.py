@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
 from .samples import sample_paging
+from .sizes import next_power_of_2
 from .types import BlockTables, ContextLens, Cost, KVStorageWritten, Paths
 
 
@@ -83,7 +85,7 @@ def commit_kv_cost(kv: Tensor, paths: Tensor, context_lens: Tensor, block_tables
     return Cost(flops=0, bytes=2 * paths.numel() * num_layers * two * num_kv_heads * head_dim * kv.element_size())
 
 
-@triton.jit
+@kernel
 def _commit_kv_kernel(
     kv_ptr,  # [num_layers * 2, num_slots, width], written
     paths_ptr,  # [num_seqs, max_path]
@@ -146,5 +148,5 @@ def commit_kv(kv: Tensor, paths: Tensor, context_lens: Tensor, block_tables: Ten
         max_path,
         block_tables.shape[1],
         block_size,
-        BLOCK_W=min(1024, triton.next_power_of_2(width)),
+        BLOCK_W=min(1024, next_power_of_2(width)),
     )

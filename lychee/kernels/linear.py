@@ -12,14 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import sizes
+from .kernel import kernel
 from .op import op
+from .sizes import cdiv, next_power_of_2
 from .types import Bias, Cost, Features, Projected, ProjectedF32, Weight
 
 BLOCK_M = 16  # rows of a decode tile: the narrowest token operand that every tensor-core shape takes
 
 
 class Config(NamedTuple):
-    """Tile sizes of one launch; a function of the weight alone, so that a row's sum never depends on its batch."""
+    """Tile sizes of one launch. A row's sum depends on block_k alone, and that on the weight: never on its batch."""
 
     block_m: int
     block_n: int
@@ -35,6 +38,15 @@ def decode_config(out_features: int, dtype: torch.dtype) -> Config:
     if out_features >= 8192:
         return Config(BLOCK_M, 64, 64, num_warps=4, num_stages=6)
     return Config(BLOCK_M, 32 if out_features >= 4096 else 16, 128, num_warps=4, num_stages=4)
+
+
+def cpu_config(num_tokens: int, out_features: int, in_features: int) -> Config:
+    """All rows of a decode batch in one tile, so that weights stream once; block_k divides in_features if it can.
+
+    Rows past the last are not computed, so a tile may be larger than the batch.
+    """
+    block_k = max(64, min(256, in_features & -in_features))
+    return Config(min(64, next_power_of_2(num_tokens)), 16 if out_features < 1024 else 32, block_k, 1, 1)
 
 
 def prefill_config(dtype: torch.dtype) -> Config:
@@ -99,7 +111,7 @@ def _store_tile(y_ptr, acc, bias, tile, offs_n, num_tokens, out_features, BLOCK_
     tl.store(y_ptr + offs_m[None, :] * out_features + offs_n[:, None], acc + bias[:, None], mask=mask)
 
 
-@triton.jit
+@kernel(do_not_specialize=["num_tokens"])
 def _linear_decode_kernel(
     y_ptr,  # [num_tokens, out_features]
     x_ptr,  # [num_tokens, in_features]
@@ -144,7 +156,7 @@ def _linear_decode_kernel(
         _store_tile(y_ptr, acc_3, bias, tile + 3, offs_n, num_tokens, out_features, BLOCK_M)
 
 
-@triton.jit
+@kernel
 def _linear_prefill_kernel(
     y_ptr,  # [num_tokens, out_features]
     x_ptr,  # [num_tokens, in_features]
@@ -185,9 +197,12 @@ def _linear_prefill_kernel(
 
 def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     (num_tokens, in_features), out_features = x.shape, weight.shape[0]
-    config = decode_config(out_features, weight.dtype)
-    row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
-    grid = (triton.cdiv(num_tokens, row_tiles * config.block_m), triton.cdiv(out_features, config.block_n))
+    if sizes.runs_on_cpu(x):
+        config, row_tiles = cpu_config(num_tokens, out_features, in_features), 1
+    else:
+        config = decode_config(out_features, weight.dtype)
+        row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
+    grid = (cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n))
     _linear_decode_kernel[grid](
         y,
         x,
@@ -238,10 +253,16 @@ def lm_head(y: Tensor, x: Tensor, weight: Tensor) -> None:
     typical={"num_tokens": 2048, "in_features": 4096, "out_features": 4096, "has_bias": 0},
 )
 def linear_prefill(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """y = x weight^T + bias for many rows, in square tiles; a row's bits do not depend on the other rows."""
+    """y = x weight^T + bias for many rows, in square tiles; a row's bits do not depend on the other rows.
+
+    On the CPU they are those of `linear`.
+    """
+    if sizes.runs_on_cpu(x):
+        _launch_decode(y, x, weight, bias)
+        return
     (num_tokens, in_features), out_features = x.shape, weight.shape[0]
     config = prefill_config(weight.dtype)
-    grid = (triton.cdiv(num_tokens, config.block_m) * triton.cdiv(out_features, config.block_n),)
+    grid = (cdiv(num_tokens, config.block_m) * cdiv(out_features, config.block_n),)
     _linear_prefill_kernel[grid](
         y,
         x,

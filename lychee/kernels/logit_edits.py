@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .types import NEVER, PROMPT_BIT, SamplingRows, SamplingTensors
 
 
@@ -50,7 +50,7 @@ def penalised(x: Tensor, seq: Tensor, rows: SamplingRows, sampling: SamplingTens
     return x - frequency * emitted - presence * (emitted > 0)
 
 
-@triton.jit
+@kernel
 def edit_kernel(
     x_ptr,  # [num_rows, vocab]
     logits_ptr,  # [num_rows, model_vocab]

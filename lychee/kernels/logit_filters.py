@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .types import NEVER, SamplingTensors
 
 
@@ -68,7 +69,7 @@ def _mass(x_ptr, largest, temperature, vocab, last, BLOCK_V: tl.constexpr):
     return tl.sum(mass, axis=0)
 
 
-@triton.jit
+@kernel
 def filter_kernel(
     x_ptr,  # [num_rows, vocab], in place
     seq_idx_ptr,  # [num_rows]

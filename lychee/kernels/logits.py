@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from .logit_edits import bias_and_ban, edit_kernel, penalised
 from .logit_filters import filter_kernel, filtered
 from .op import op
+from .sizes import cdiv
 from .types import GREEDY_BELOW, NEVER, PROMPT_BIT, Cost, Logits, LogProbs, SamplingRows, SamplingTensors
 
 
@@ -107,7 +107,7 @@ def process_logits(
     num_rows, model_vocab = logits.shape
     _, max_words, max_len = sampling.bad_words.shape
     counts = sampling.token_counts
-    edit_kernel[(num_rows, triton.cdiv(vocab, 1024))](
+    edit_kernel[(num_rows, cdiv(vocab, 1024))](
         log_probs,
         logits,
         rows.seq_idx,

@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
+from .sizes import cdiv
 from .types import Cost, PhiloxBits, PhiloxCounters, RowSeeds
 
 TARGET, DRAFT, ACCEPT, RECOVER = range(4)
@@ -88,7 +90,7 @@ def exponential_block(seed, first, position, node, lane, BLOCK_V: tl.constexpr):
     return tl.where(exact, u, u * (-tl.log(w) / tl.where(exact, 1.0, 1.0 - w)))
 
 
-@triton.jit
+@kernel
 def _philox_kernel(
     bits_ptr,  # [num_rows, 4]
     seeds_ptr,  # [num_rows]
@@ -116,4 +118,4 @@ def _philox_kernel(
 def philox(bits: Tensor, seeds: Tensor, counters: Tensor) -> None:
     """Philox4x32-10 words of each row's seed and counter, as int32 bits."""
     num_rows = seeds.shape[0]
-    _philox_kernel[(triton.cdiv(num_rows, 256),)](bits, seeds, counters, num_rows, BLOCK_R=256)
+    _philox_kernel[(cdiv(num_rows, 256),)](bits, seeds, counters, num_rows, BLOCK_R=256)

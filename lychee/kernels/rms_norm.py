@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
+from .sizes import next_power_of_2
 from .types import Cost, Hidden, HiddenScale
 
 
@@ -27,7 +28,7 @@ def rms_norm_cost(x: Tensor, weight: Tensor, eps: float) -> Cost:
     return Cost(flops=4 * x.numel(), bytes=(2 * x.numel() + weight.numel()) * x.element_size())
 
 
-@triton.jit
+@kernel
 def _rms_norm_kernel(
     y_ptr,  # [num_tokens, hidden]
     x_ptr,  # [num_tokens, hidden]
@@ -54,7 +55,7 @@ def _rms_norm_kernel(
 def rms_norm(y: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """y = x / sqrt(mean(x^2) + eps) * weight; statistics in fp32. One program per token, its row in registers."""
     num_tokens, hidden = x.shape
-    _rms_norm_kernel[(num_tokens,)](y, x, weight, hidden, eps, BLOCK_H=triton.next_power_of_2(hidden))
+    _rms_norm_kernel[(num_tokens,)](y, x, weight, hidden, eps, BLOCK_H=next_power_of_2(hidden))
 
 
 def add_rms_norm_reference(x: Hidden, residual: Hidden, weight: HiddenScale, eps: float) -> tuple[Hidden, Hidden]:
@@ -71,7 +72,7 @@ def add_rms_norm_cost(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
     return Cost(flops=5 * x.numel(), bytes=(4 * x.numel() + weight.numel()) * x.element_size())
 
 
-@triton.jit
+@kernel
 def _add_rms_norm_kernel(
     y_ptr,  # [num_tokens, hidden]
     total_ptr,  # [num_tokens, hidden]
@@ -104,6 +105,4 @@ def _add_rms_norm_kernel(
 def add_rms_norm(y: Tensor, total: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     """total = x + residual, rounded to its dtype; y = rms_norm(total), of the rounded values as if two calls."""
     num_tokens, hidden = x.shape
-    _add_rms_norm_kernel[(num_tokens,)](
-        y, total, x, residual, weight, hidden, eps, BLOCK_H=triton.next_power_of_2(hidden)
-    )
+    _add_rms_norm_kernel[(num_tokens,)](y, total, x, residual, weight, hidden, eps, BLOCK_H=next_power_of_2(hidden))

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
+from .sizes import next_power_of_2
 from .types import Cost, Keys, KVCacheWritten, Positions, Queries, RopeTable, SlotMapping, Values
 
 
@@ -87,7 +89,7 @@ def _rotate(y_ptr, x_ptr, cos, sin, offs_d, half, mask_d):
     tl.store(y_ptr + half + offs_d, second * cos + first * sin, mask=mask_d)
 
 
-@triton.jit
+@kernel
 def _rope_store_kernel(
     y_ptr,  # [num_tokens, num_heads, head_dim]
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -171,6 +173,6 @@ def rope_store(
         num_heads,
         num_kv_heads,
         head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim // 2),
+        BLOCK_D=next_power_of_2(head_dim // 2),
         num_warps=1,
     )

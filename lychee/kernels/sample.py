@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
 from .philox import TARGET, exponential_block, exponentials, lane
+from .sizes import cdiv, next_power_of_2
 from .types import NEVER, Cost, Draws, LogProbs, NoiseKeys
 
 BLOCK_V = 1024  # tokens of one program
@@ -76,7 +78,7 @@ def best_of(scores, ids):
     return best, tl.where(best > float("-inf"), token, -1)
 
 
-@triton.jit
+@kernel
 def _draw_blocks_kernel(
     best_scores_ptr,  # [num_rows, num_samples, num_blocks]
     best_ids_ptr,  # [num_rows, num_samples, num_blocks]
@@ -115,7 +117,7 @@ def _draw_blocks_kernel(
             scores = tl.where(offs_v == token, float("-inf"), scores)
 
 
-@triton.jit
+@kernel
 def _draw_merge_kernel(
     draws_ptr,  # [num_rows, num_samples]
     best_scores_ptr,  # [num_rows, num_samples, num_blocks]
@@ -145,7 +147,7 @@ def draw_scratch(
     log_probs: Tensor, keys: NoiseKeys, num_samples: int, stream: int, replacement: bool
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     num_rows, vocab = log_probs.shape
-    shape = num_rows, num_samples, triton.cdiv(vocab, BLOCK_V)
+    shape = num_rows, num_samples, cdiv(vocab, BLOCK_V)
     return {"best_scores": (shape, torch.float32), "best_ids": (shape, torch.int32)}
 
 
@@ -196,5 +198,5 @@ def draw(
         num_samples,
         num_blocks,
         REPLACEMENT=bool(replacement),
-        BLOCK_C=triton.next_power_of_2(num_samples * num_blocks),
+        BLOCK_C=next_power_of_2(num_samples * num_blocks),
     )

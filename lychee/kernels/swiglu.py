@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel import kernel
 from .op import op
+from .sizes import cdiv
 from .types import Cost, Intermediate
 
 
@@ -27,7 +28,7 @@ def swiglu_cost(gate: Tensor, up: Tensor) -> Cost:
     return Cost(flops=5 * gate.numel(), bytes=3 * gate.numel() * gate.element_size())
 
 
-@triton.jit
+@kernel
 def _swiglu_kernel(
     y_ptr,  # [numel]
     gate_ptr,  # [numel]
@@ -50,5 +51,5 @@ def _swiglu_kernel(
 )
 def swiglu(y: Tensor, gate: Tensor, up: Tensor) -> None:
     """y = gate * sigmoid(gate) * up, element by element; rounded once at the end."""
-    BLOCK = 1024
-    _swiglu_kernel[(triton.cdiv(gate.numel(), BLOCK),)](y, gate, up, gate.numel(), BLOCK=BLOCK)
+    BLOCK, numel = 1024, gate.numel()
+    _swiglu_kernel[(cdiv(numel, BLOCK),)](y, gate, up, numel, BLOCK=BLOCK)

@@ -6,7 +6,9 @@ set in a call. Every tensor is contiguous. Struct arguments (frozen dataclasses)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 import torch
@@ -24,6 +26,9 @@ GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
 PROMPT_BIT = 30  # of SamplingTensors.token_counts: the token is in the prompt; the bits below count its emissions
 
 
+Scratch = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of a launch's buffers by name
+
+
 @dataclass(frozen=True)
 class Spec:
     axes: str
@@ -34,6 +39,12 @@ class Spec:
     def mutates(self) -> Spec:
         """The same tensor, written in place by the op."""
         return replace(self, mutated=True)
+
+    @cached_property
+    def parsed(self) -> tuple[tuple[str, int], ...]:
+        """("num_seqs", 1) for `num_seqs+1`, axis by axis."""
+        parts = (axis.partition("+") for axis in self.axes.split())
+        return tuple((name, int(more or 0)) for name, _, more in parts)
 
 
 @dataclass(frozen=True)

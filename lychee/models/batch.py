@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Annotated
 
 import numpy as np
@@ -83,6 +83,8 @@ class _Rows:
     stored_at: Ints
     block_tables: Ints
     block_size: int
+    max_rows: int
+    max_context: int
 
     @classmethod
     def of(
@@ -92,21 +94,33 @@ class _Rows:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
     ) -> _Rows:
-        counts = np.fromiter(map(len, tokens), np.int32, len(tokens))
-        cu_seqlens_q = np.zeros(len(tokens) + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        seq_idx = np.repeat(np.arange(len(tokens), dtype=np.int32), counts)
-        local = np.arange(len(seq_idx), dtype=np.int32) - cu_seqlens_q[seq_idx]
-        lens = np.asarray(context_lens, np.int32)
+        counts = [len(row) for row in tokens]
+        bounds = [0, *accumulate(counts)]
+        cu_seqlens_q = np.array(bounds, np.int32)
+        seq_idx = np.arange(len(counts), dtype=np.int32).repeat(counts)
+        local = np.arange(bounds[-1], dtype=np.int32) - cu_seqlens_q[seq_idx]
+        lens = np.array(context_lens, np.int32)
         # The pad is never read; block 0 keeps even a stray address inside the cache.
-        tables = np.zeros((len(tokens), max(map(len, block_tables))), np.int32)
+        tables = np.zeros((len(counts), max(map(len, block_tables))), np.int32)
         for seq, blocks in enumerate(block_tables):
             tables[seq, : len(blocks)] = blocks
-            if (needed := lens[seq] + counts[seq]) > len(blocks) * block_size:
+            if (needed := context_lens[seq] + counts[seq]) > len(blocks) * block_size:
                 raise ValueError(
                     f"block_tables[{seq}] has {len(blocks)} blocks of {block_size} slots, {needed} slots are needed"
                 )
-        return cls(_flat(tokens), cu_seqlens_q, seq_idx, local, lens, lens[seq_idx] + local, tables, block_size)
+        stored_at = lens[seq_idx] + local
+        return cls(
+            _flat(tokens),
+            cu_seqlens_q,
+            seq_idx,
+            local,
+            lens,
+            stored_at,
+            tables,
+            block_size,
+            max_rows=max(counts),
+            max_context=max(context_lens),
+        )
 
     def batch(
         self, positions: Ints, ancestors: Ints | None, device: torch.device, logit_rows: Sequence[int] | None
@@ -114,22 +128,24 @@ class _Rows:
         def tensor(array: Ints) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        blocks = self.block_tables[self.seq_idx, self.stored_at // self.block_size]
+        nth = self.stored_at // self.block_size
+        # block * block_size + stored_at % block_size, rearranged
+        slots = (self.block_tables[self.seq_idx, nth] - nth) * self.block_size + self.stored_at
         return Batch(
             tokens=tensor(self.tokens),
             positions=tensor(positions),
-            slot_mapping=tensor(blocks * np.int32(self.block_size) + self.stored_at % np.int32(self.block_size)),
+            slot_mapping=tensor(slots),
             paging=Paging(
                 cu_seqlens_q=tensor(self.cu_seqlens_q),
                 seq_idx=tensor(self.seq_idx),
                 context_lens=tensor(self.context_lens),
                 block_tables=tensor(self.block_tables),
                 block_size=self.block_size,
-                max_rows=int(self.local.max()) + 1,
-                max_context=int(self.context_lens.max()),
+                max_rows=self.max_rows,
+                max_context=self.max_context,
             ),
             ancestors=None if ancestors is None else tensor(ancestors),
-            logit_rows=None if logit_rows is None else tensor(np.asarray(logit_rows, np.int32)),
+            logit_rows=None if logit_rows is None else tensor(np.array(logit_rows, np.int32)),
         )
 
 
@@ -140,6 +156,9 @@ def _flat(values: Sequence[Sequence[int]]) -> Ints:
 def _ancestors(parents: Ints, rows: _Rows) -> tuple[Ints, Ints]:
     """Each row's path by depth, itself last and -1 past it [num_tokens, max_path], and its depth [num_tokens]."""
     local, num_rows = rows.local, len(rows.local)
+    if len(parents) == num_rows and (parents == local - 1).all():  # chains: a row's path is all rows up to it
+        by_depth = np.arange(rows.max_rows, dtype=np.int32)
+        return np.where(by_depth <= local[:, None], by_depth, np.int32(-1)), local
     if len(parents) != num_rows or not np.all(np.where(local == 0, parents == -1, (parents >= 0) & (parents < local))):
         raise ValueError("parents must give -1 for each tree's first node and an earlier node for every other")
     starts = rows.cu_seqlens_q[rows.seq_idx]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class KVCache:
     def num_blocks(self) -> int:
         return self.storage.shape[2] // self.block_size
 
-    def layer(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values, as views."""
-        return self.storage[layer_idx, 0], self.storage[layer_idx, 1]
+    @cached_property
+    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Each layer's keys and values, as views."""
+        return tuple((layer[0], layer[1]) for layer in self.storage)

@@ -48,8 +48,8 @@ class Llama:
         residual = embed(batch.tokens, weights.embed)
         x = rms_norm(residual, weights.layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in weights.layers[1:]] + [weights.norm]
-        for i, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
-            x = self._attend(x, layer, batch, kv.layer(i))
+        for layer, next_norm, cache in zip(weights.layers, next_norms, kv.layers, strict=True):
+            x = self._attend(x, layer, batch, cache)
             x, residual = add_rms_norm(x, residual, layer.ffn_norm, eps)
             gate, up = _project(x, layer.gate, batch), _project(x, layer.up, batch)
             x = _project(swiglu(gate, up), layer.down, batch)

@@ -34,24 +34,24 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
     log_probs = process_logits(logits, rows, batch.params, vocab)
     tree, max_path = batch.tree(trees), 1 + max(t.shape.depth for t in trees)
     results = []
-    if not batch.rejection.all():
-        keys = batch.keys([i for i, _, _ in nodes], (rows.positions.cpu().numpy() + 1), [0] * len(nodes))
-        target_tokens = draw(log_probs, keys, 1, TARGET, False)[:, 0].contiguous()
+    if not all(batch.rejection):
+        keys = batch.keys([i for i, _, _ in nodes], rows.positions.cpu().numpy() + 1, [0] * len(nodes))
+        target_tokens = draw(log_probs, keys, 1, TARGET, False).flatten()
         results.append(accept_coupled(tree, target_tokens, max_path))
-    if batch.rejection.any():
+    if any(batch.rejection):
         # With one-node trees only there is no draft distribution, and none is read.
         draft_log_probs = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
         results.append(accept_rejection(tree, log_probs, draft_log_probs, batch.seq_keys(), max_path, lossless))
     paths, lens, following = results[-1]
     if len(results) == 2:
-        by_rejection = torch.from_numpy(batch.rejection).to(lens.device)
+        by_rejection = torch.tensor(batch.rejection, device=lens.device)
         paths = torch.where(by_rejection[:, None], paths, results[0][0])
         lens = torch.where(by_rejection, lens, results[0][1])
         following = torch.where(by_rejection, following, results[0][2])
-    refuse_undrawn(following.tolist(), "target")
+    drawn = following.tolist()
+    refuse_undrawn(drawn, "target")
     kept = tuple(tuple(path[:n]) for path, n in zip(paths.tolist(), lens.tolist(), strict=True))
     tokens = tuple(
-        (*(t.tokens[node] for node in path[1:]), token)
-        for t, path, token in zip(trees, kept, following.tolist(), strict=True)
+        (*(t.tokens[node] for node in path[1:]), token) for t, path, token in zip(trees, kept, drawn, strict=True)
     )
     return Accepted(paths, kept, tokens)

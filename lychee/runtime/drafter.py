@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +71,7 @@ class ModelDrafter:
             return undrafted(batch.seqs)
         self._catch_up([batch.seqs[i] for i in active])
         tokens = [[seq.tokens[-1]] for seq in batch.seqs]
-        first_row = np.cumsum([0, *(shape.num_nodes for shape in shapes)])
+        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
         kept: Tensor | None = None
         for depth in range(max(lengths)):
             active = [i for i in active if lengths[i] > depth]
@@ -80,10 +80,10 @@ class ModelDrafter:
             log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
             for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
                 tokens[i].append(token)
-            if batch.rejection.any():
+            if any(batch.rejection):
                 if kept is None:
-                    kept = log_probs.new_zeros(int(first_row[-1]), self.vocab)
-                kept[torch.from_numpy(first_row[active] + depth).to(kept.device)] = log_probs
+                    kept = log_probs.new_zeros(first_row[-1], self.vocab)
+                kept[torch.tensor([first_row[i] + depth for i in active], device=kept.device)] = log_probs
         trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
         return Proposals(trees, kept)
 
@@ -103,26 +103,25 @@ class ModelDrafter:
             block_tables=[seq.blocks for seq in seqs],
             block_size=self.kv.block_size,
             device=batch.device,
-            logit_rows=(np.cumsum([len(row) for row in rows]) - 1).tolist(),
+            logit_rows=None if depth else [end - 1 for end in accumulate(map(len, rows))],
         )
 
     def _draw(self, batch: SamplingBatch, active: Seq[int], log_probs: Tensor, depth: int) -> list[int]:
         """The next level's tokens: by the draft's own noise under rejection, by the target's noise when coupled."""
-        at = np.asarray(active)
-        roots = np.array([batch.seqs[i].cached for i in active])
-        independent = batch.rejection[at]
-        drawn = np.empty(len(active), np.int64)
-        for own, stream, positions, node in (
-            (True, DRAFT, roots, depth),
-            (False, TARGET, roots + depth + 1, 0),
-        ):
-            rows = np.flatnonzero(independent == own)
-            if rows.size:
-                keys = batch.keys(at[rows], positions[rows], [node] * rows.size)
-                part = log_probs if rows.size == at.size else log_probs[torch.from_numpy(rows).to(log_probs.device)]
-                drawn[rows] = draw(part, keys, 1, stream, False)[:, 0].cpu().numpy()
+        drawn = [0] * len(active)
+        for own, stream in ((True, DRAFT), (False, TARGET)):
+            rows = [row for row, i in enumerate(active) if batch.rejection[i] is own]
+            if not rows:
+                continue
+            seqs = [active[row] for row in rows]
+            roots = [batch.seqs[i].cached for i in seqs]
+            positions = roots if own else [root + depth + 1 for root in roots]
+            keys = batch.keys(seqs, positions, [depth if own else 0] * len(rows))
+            part = log_probs if len(rows) == len(active) else log_probs[torch.tensor(rows, device=log_probs.device)]
+            for row, token in zip(rows, draw(part, keys, 1, stream, False).flatten().tolist(), strict=True):
+                drawn[row] = token
         refuse_undrawn(drawn, "draft")
-        return [int(token) for token in drawn]
+        return drawn
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:
         """Prefill the draft's KV up to the root where it lags by more than the one token that a full accept leaves."""
@@ -161,7 +160,7 @@ class ScriptedDrafter:
             drafted = tuple(self.script(seq, shape.num_nodes - 1))[: shape.num_nodes - 1] if shape.num_nodes > 1 else ()
             trees.append(ProposedTree(TreeShape.chain(len(drafted)), (seq.tokens[-1], *drafted)))
         log_probs = None
-        if batch.rejection.any():
+        if any(batch.rejection):
             rows = [token for tree in trees for token in (*tree.tokens[1:], 0)]
             log_probs = torch.full((len(rows), self.vocab), float("-inf"), device=batch.device)
             log_probs[torch.arange(len(rows)), torch.tensor(rows)] = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class SamplingBatch:
     seeds: NDArray[np.int64]
     sample_idx: NDArray[np.int32]
     greedy: NDArray[np.bool_]
-    rejection: NDArray[np.bool_]
+    rejection: tuple[bool, ...]
     window: int  # recent tokens that a row must show
     device: torch.device
 
@@ -84,7 +85,7 @@ class SamplingBatch:
             np.array([s.seed for s in seqs], np.int64),
             np.array([s.sample_idx for s in seqs], np.int32),
             np.array([s.mode is Mode.GREEDY for s in seqs]),
-            np.array([s.mode is Mode.REJECTION for s in seqs]),
+            tuple(s.mode is Mode.REJECTION for s in seqs),
             0 if not penalised and not longest else max(longest, 1 + 64 * penalised),
             device,
         )
@@ -132,7 +133,7 @@ class SamplingBatch:
 
     def tree(self, trees: Seq[ProposedTree]) -> Tree:
         return Tree(
-            cu_nodes=self._ints(np.cumsum([0] + [t.shape.num_nodes for t in trees])),
+            cu_nodes=self._ints([0, *accumulate(t.shape.num_nodes for t in trees)]),
             tokens=self._ints([token for t in trees for token in t.tokens]),
             parents=self._ints([parent for t in trees for parent in t.shape.parents]),
         )

@@ -1,7 +1,8 @@
 """What an op refuses, and the sentence it refuses with; launches and samples fit the reference's signature."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lychee.kernels import OPS, ContractError, add_rms_norm, embed, linear, rms_norm
+from lychee.kernels.call_code import call_code
 from lychee.kernels.op import Op, op
 from lychee.kernels.types import F32, FLOAT, I32, Cost, Hidden, Spec
 from tests.conftest import DEVICE
@@ -128,11 +130,14 @@ def test_optional_struct_may_be_absent_and_is_checked_when_present():
     def reference(x: Hidden, rows: Rows | None = None) -> Hidden:
         return x
 
-    maybe = Op(scatter, reference, lambda dtype, device: {}, lambda **_: Cost(0, 0), {}, None)
+    def keep(y, x, rows):
+        y.copy_(x)
+
+    maybe = Op(keep, reference, lambda dtype, device: {}, lambda **_: Cost(0, 0), {}, None)
     x = ones(2, 4)
     torch.testing.assert_close(maybe(x), x)
     starts = torch.zeros(2, dtype=torch.int32, device=DEVICE)
-    refused(lambda: maybe(x, Rows(starts, ones(5), 16)), "scatter: rows.scale has hidden=5 where x has hidden=4")
+    refused(lambda: maybe(x, Rows(starts, ones(5), 16)), "keep: rows.scale has hidden=5 where x has hidden=4")
 
 
 def test_an_axis_given_as_a_number_binds_the_tensors():
@@ -148,6 +153,81 @@ def test_a_prefix_sum_is_never_empty():
         lambda: SCATTER(ones(2, 4), Rows(torch.empty(0, dtype=torch.int32, device=DEVICE), None, 16), 4),
         "scatter: rows.starts has shape (0,), must be [num_seqs+1]",
     )
+
+
+def small_arguments(name):
+    face = OPS[name]
+    sizes = {axis: min(size, 8) for axis, size in face.typical.items()}
+    return face.contract.arguments((), face.sample(torch.float32, DEVICE, **sizes))
+
+
+def changed(arguments, key, value):
+    """The arguments with `argument` or `struct.field` replaced."""
+    first, _, field = key.partition(".")
+    return {**arguments, first: replace(arguments[first], **{field: value}) if field else value}
+
+
+def spoilt(tensor):
+    """Tensors that differ from this one in a single respect of the contract, and things that are no tensor."""
+    for axis in range(tensor.ndim):
+        yield torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis).contiguous()
+        yield tensor.narrow(axis, 0, 0).contiguous()
+    yield tensor.to(torch.float64 if tensor.dtype is not torch.float64 else torch.float32)
+    yield tensor.to(torch.float16)
+    yield tensor[None]
+    yield tensor.new_zeros(*tensor.shape, 2)[..., 0]  # strided
+    yield tensor.to("meta")
+    yield SimpleNamespace(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, is_contiguous=lambda: True)
+    yield from (None, 1, [1.0], tensor.cpu().numpy())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_generated_code_runs_the_samples_and_nothing_that_the_check_refuses(name):
+    face, arguments = OPS[name], small_arguments(name)
+    launched = []
+
+    def launch(*args):
+        launched.append(args)
+
+    def outcome(given):
+        """Shapes, dtypes and devices of what the launch was given besides the arguments; None if it did not run."""
+        launched.clear()
+        call(**given)
+        own = launched[0][: -len(given)] if launched else ()
+        assert not launched or all(a is b for a, b in zip(launched[0][-len(given) :], given.values(), strict=True))
+        return [(t.shape, t.dtype, t.device) for t in own] if launched else None
+
+    call = call_code(face.contract, launch, face.scratch, lambda *args: None)
+    slow = Op(launch, face.reference, face.sample, face.cost, face.typical, face.scratch)
+
+    def expected_outcome(given):
+        launched.clear()
+        slow.launch = lambda *args, **kwargs: launched.append(args)
+        slow.run(given, face.contract.check(given))
+        return [(t.shape, t.dtype, t.device) for t in launched[0]]
+
+    assert outcome(arguments) == expected_outcome(arguments)
+    refusals = 0
+    for key, _, tensor in list(face.contract.tensors(arguments)):
+        for value in spoilt(tensor):
+            given = changed(arguments, key, value)
+            try:
+                expected = expected_outcome(given)
+            except ContractError:
+                refusals += 1
+                assert outcome(given) is None, key
+            else:
+                assert outcome(given) in (None, expected), key
+    assert refusals > 5
+
+
+def test_an_output_whose_axis_no_input_always_gives_is_refused():
+    def reference(x: Hidden) -> Annotated[Tensor, Spec("num_tokens vocab", F32)]: ...
+
+    def lost(y, x): ...
+
+    with pytest.raises(ValueError, match="op lost: an output has axis_vocab, which no input always gives"):
+        Op(lost, reference, lambda dtype, device: {}, lambda **_: Cost(0, 0), {}, None)
 
 
 def test_outputs_take_the_shapes_and_dtype_of_the_contract():

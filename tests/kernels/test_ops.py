@@ -9,8 +9,8 @@ from lychee.kernels import OPS
 from tests.conftest import DEVICE
 from tests.kernels.harness import check_launch
 
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
-# Sizes drawn for each axis name. Small, odd and around block edges; the interpreter is slow.
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Sizes drawn for each axis name: small, odd and around block edges.
 AXES = {
     "num_seqs": st.integers(1, 3),
     "num_layers": st.integers(1, 3),
@@ -41,12 +41,27 @@ AXES = {
 }
 
 
+def check(name, dtype, examples):
+    op = OPS[name]
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def launch_equals_reference(data):
+        torch.manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
+        sizes = {axis: data.draw(AXES[axis], label=axis) for axis in op.axes}
+        check_launch(op, op.sample(dtype, DEVICE, **sizes), dtype)
+
+    launch_equals_reference()
+
+
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_launch_equals_reference(name, dtype, data):
-    op = OPS[name]
-    torch.manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
-    sizes = {axis: data.draw(AXES[axis], label=axis) for axis in op.axes}
-    check_launch(op, op.sample(dtype, DEVICE, **sizes), dtype)
+def test_launch_equals_reference(name, dtype):
+    check(name, dtype, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_launch_equals_reference_on_many_examples(name, dtype):
+    check(name, dtype, 250)

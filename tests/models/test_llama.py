@@ -202,7 +202,7 @@ def test_a_block_costs_what_its_storage_holds(models):
     kv = KVCache.allocate(config, 5, BLOCK_SIZE, torch.float16, "cpu")
     assert kv.num_blocks == 5
     assert 5 * KVCache.block_bytes(config, BLOCK_SIZE, torch.float16) == kv.storage.nbytes
-    keys, values = kv.layer(1)
+    keys, values = kv.layers[1]
     assert keys.shape == values.shape == (40, 2, 8)
     values.fill_(0)
     keys.fill_(1)

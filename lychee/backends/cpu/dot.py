@@ -1,0 +1,108 @@
+"""Matrix products, register-blocked, with the loop over K inside the blocks.
+
+Where both operands lie in memory along K, lanes run along K: every output is a vector of partial sums, lane i summing
+the products i, i + lanes, i + 2 lanes, ... in order, and a fixed tree over the lanes at the end. Otherwise lanes run
+along N and every output sums its products in order. Which of the two, and so the order, depends on the access
+patterns, the dtype and BLOCK_K alone: never on BLOCK_M or BLOCK_N, masks, or how blocks are formed.
+
+A loop that only accumulates dots is turned inside out: each block of outputs runs over all of K, accumulators in
+registers, so that weights stream through once, row after row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from .demand import live_terms
+from .dot_blocks import LEFT, RIGHT, K, Over, Product, blocks_along_k, blocks_along_n
+from .errors import UnsupportedError
+from .frame import Frame
+from .nests import mask_terms, pulled, scattered
+from .order import induction_step
+from .ttir import Op, Value
+
+
+def dot(f: Frame, op: Op) -> None:
+    """One product; its third operand is where the sums start."""
+    product(f, op, op.operands[2], op.results[0], nullcontext)
+
+
+def product(f: Frame, op: Op, start: Value, result: Value, over: Over) -> None:
+    """Sums from `start` into a buffer for `result`."""
+    if len(result.type.shape) != 2:
+        raise UnsupportedError.of(op, "only products of two-dimensional tiles are; loop over the batch")
+    left, right = op.operands[:2]
+    rows, depth = left.type.shape
+    columns = right.type.shape[1]
+    elem = result.type.elem if result.type.elem in ("f64", "i32") else "f32"
+    sides = [(left, LEFT), (right, RIGHT)]
+    along_k = not any(scattered(f, v, p, K) for v, p in pulled(f, sides))
+    terms = mask_terms(f, sides, [])
+    live = live_terms(f, terms, result)
+    buffer = f.buffer(result.type)
+    made = Product(left, right, start, buffer, (rows, columns, depth), elem, tuple(terms), live, over)
+    with f.scope():
+        (blocks_along_k if along_k else blocks_along_n)(f, made)
+    f.buffers[result] = buffer
+
+
+def is_contraction(f: Frame, op: Op) -> bool:
+    """A loop whose tiles are sums of dots and inductions, and which computes nothing else that needs an order."""
+    body = op.regions[0][0]
+    dots = 0
+    for argument, _, yielded, result in _carried(op):
+        if not argument.type.is_tile or induction_step(argument, yielded) is not None:
+            if f.uses.get(result):
+                return False  # the loop will run many times, or not at all
+            continue
+        made = yielded.op
+        if made is None or made.name != "tt.dot" or made not in body.ops or made.operands[2] is not argument:
+            return False
+        if len(argument.type.shape) != 2:
+            return False
+        others = [o for inner in body.ops for o in inner.operands if o is argument]
+        if len(others) != 1:
+            return False
+        dots += 1
+    inner = [o for o in body.ops[:-1] if o.name != "tt.dot"]
+    if dots == 0 or dots != len(body.ops) - 1 - len(inner):
+        return False
+    held = {
+        "tt.store",
+        "tt.reduce",
+        "tt.scan",
+        "tt.join",
+        "tt.histogram",
+        "tt.unsplat",
+        "tt.atomic_rmw",
+        "tt.atomic_cas",
+    }
+    return not any(o.regions or o.name in held or any(r in f.forced for r in o.results) for o in inner)
+
+
+def contraction(f: Frame, op: Op) -> None:
+    """The loop turned inside out, once for each of its sums."""
+    from .control import counted, scalar
+
+    body = op.regions[0][0]
+    sums = [(a, i, y, r) for a, i, y, r in _carried(op) if y.op is not None and y.op.name == "tt.dot"]
+    rest = [a for a, *_ in _carried(op) if a not in [s[0] for s in sums]]
+
+    @contextmanager
+    def over() -> Iterator[None]:
+        with counted(f, op, rest):
+            for inner in body.ops[:-1]:
+                for result in inner.results:
+                    if not result.type.is_tile:
+                        f.env[result] = scalar(f, inner)
+            yield
+
+    for _, initial, yielded, result in sums:
+        assert yielded.op is not None
+        product(f, yielded.op, initial, result, over)
+
+
+def _carried(op: Op) -> list[tuple[Value, Value, Value, Value]]:
+    body = op.regions[0][0]
+    return list(zip(body.args[1:], op.operands[3:], body.ops[-1].operands, op.results, strict=True))

@@ -1,0 +1,148 @@
+"""What an op accepts, read from its reference's annotations: each tensor's axes, dtypes and unit.
+
+`Contract.check` refuses in a sentence. Sound calls do not come here: generated code (`call_code.py`) lets them through.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types as pytypes
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from .types import Spec
+
+
+class ContractError(ValueError):
+    """An argument does not fit the op's contract; the message names it, its value and what is allowed."""
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the hint alone."""
+    return get_args(hint) if get_origin(hint) in (Union, pytypes.UnionType) else (hint,)
+
+
+def _spec(hint: Any) -> Spec | None:
+    """The Spec inside `Annotated[Tensor, Spec]` or `Annotated[Tensor, Spec] | None`."""
+    annotated = (h for h in _members(hint) if get_origin(h) is Annotated)
+    return next((m for h in annotated for m in h.__metadata__ if isinstance(m, Spec)), None)
+
+
+def _optional(hints: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(k for k, hint in hints.items() if pytypes.NoneType in _members(hint))
+
+
+@functools.cache
+def _struct_specs(struct: type) -> tuple[dict[str, Spec], frozenset[str]]:
+    hints = get_type_hints(struct, include_extras=True)
+    return {f.name: s for f in fields(struct) if (s := _spec(hints[f.name]))}, _optional(hints)
+
+
+class Contract:
+    """Specs of an op's inputs and outputs, read from the reference's annotations."""
+
+    def __init__(self, name: str, reference: Callable[..., Any]) -> None:
+        hints = get_type_hints(reference, include_extras=True)
+        returned = hints.pop("return")
+        outs = get_args(returned) if get_origin(returned) is tuple else (returned,)
+        self.name = name
+        self.outputs = tuple(s for h in outs if (s := _spec(h)))
+        self.inputs = {k: s for k, h in hints.items() if (s := _spec(h))}
+        self.structs = {k: cast(type, m) for k, h in hints.items() for m in _members(h) if is_dataclass(m)}
+        self.optional = _optional(hints)
+        signature = inspect.signature(reference)
+        self.parameters = tuple(signature.parameters)
+        self.defaults = {k: p.default for k, p in signature.parameters.items() if p.default is not p.empty}
+
+    def struct_specs(self, key: str) -> tuple[dict[str, Spec], frozenset[str]]:
+        """Specs of a struct argument's tensor fields by name, and the names that may be None."""
+        return _struct_specs(self.structs[key])
+
+    def specs(self) -> Iterator[Spec]:
+        """Of every tensor, inputs first."""
+        yield from self.inputs.values()
+        for key in self.structs:
+            yield from self.struct_specs(key)[0].values()
+        yield from self.outputs
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, defaults filled in, in the signature's order."""
+        positional = dict(zip(self.parameters, args, strict=False))
+        given = {**self.defaults, **positional, **kwargs}
+        twice = positional.keys() & kwargs.keys()
+        if len(args) > len(self.parameters) or twice or given.keys() != set(self.parameters):
+            raise TypeError(f"{self.name}: takes ({', '.join(self.parameters)}), got {len(args)} and {sorted(kwargs)}")
+        return {k: given[k] for k in self.parameters}
+
+    def tensors(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Spec, Tensor]]:
+        """Every tensor argument with its spec, struct fields as `struct.field`; absent optional ones are skipped."""
+        for key, spec in self.inputs.items():
+            if arguments[key] is not None or key not in self.optional:
+                yield key, spec, arguments[key]
+        for key, struct in self.structs.items():
+            if arguments[key] is None and key in self.optional:
+                continue
+            if not isinstance(arguments[key], struct):
+                raise ContractError(f"{self.name}: {key} is {type(arguments[key]).__name__}, must be {struct.__name__}")
+            specs, optional = self.struct_specs(key)
+            for field, spec in specs.items():
+                if (value := getattr(arguments[key], field)) is not None or field not in optional:
+                    yield f"{key}.{field}", spec, value
+
+    def check(self, arguments: Mapping[str, Any]) -> Binding:
+        """Unify axes, dtypes and device over all tensors; refuse what does not fit."""
+        binding = Binding(self.name, {k: v for k, v in arguments.items() if type(v) is int})
+        for key, spec, tensor in self.tensors(arguments):
+            binding.bind(key, spec, tensor)
+        return binding
+
+
+class Binding:
+    """Axis sizes, shared dtypes and the device of one call."""
+
+    def __init__(self, op_name: str, sizes: Mapping[str, int]) -> None:
+        self.op_name = op_name
+        self.sizes = dict(sizes)
+        self.sources = dict.fromkeys(sizes, "the argument")
+        self.dtypes: dict[tuple[torch.dtype, ...], tuple[torch.dtype, str]] = {}
+        self.device: torch.device | None = None
+
+    def bind(self, key: str, spec: Spec, tensor: Tensor) -> None:
+        where = f"{self.op_name}: {key}"
+        if not isinstance(tensor, Tensor):
+            raise ContractError(f"{where} is {type(tensor).__name__}, must be a tensor of [{spec.axes}]")
+        dtype, source = self.dtypes.setdefault(spec.dtypes, (tensor.dtype, key))
+        if tensor.dtype not in spec.dtypes:
+            allowed = " or ".join(str(d).removeprefix("torch.") for d in spec.dtypes)
+            raise ContractError(f"{where} is {tensor.dtype}, must be {allowed}")
+        if tensor.dtype != dtype:
+            raise ContractError(f"{where} is {tensor.dtype} where {source} is {dtype}")
+        axes = spec.parsed
+        if tensor.ndim != len(axes):
+            raise ContractError(f"{where} has shape {tuple(tensor.shape)}, must be [{spec.axes}]")
+        for (name, more), given in zip(axes, tensor.shape, strict=True):
+            size = given - more
+            if size < 0:
+                raise ContractError(f"{where} has shape {tuple(tensor.shape)}, must be [{spec.axes}]")
+            if self.sizes.setdefault(name, size) != size:
+                raise ContractError(
+                    f"{where} has {name}={size} where {self.sources[name]} has {name}={self.sizes[name]}"
+                )
+            self.sources.setdefault(name, key)
+        if not tensor.is_contiguous():
+            raise ContractError(f"{where} is not contiguous (strides {tensor.stride()})")
+        if self.device is None:
+            self.device = tensor.device
+        elif self.device != tensor.device:
+            raise ContractError(f"{where} is on {tensor.device} where another argument is on {self.device}")
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        return tuple(self.sizes[name] + more for name, more in spec.parsed)
+
+    def dtype(self, spec: Spec) -> torch.dtype:
+        return spec.dtypes[0] if len(spec.dtypes) == 1 else self.dtypes[spec.dtypes][0]
