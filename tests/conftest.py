@@ -1,8 +1,5 @@
 """Kernels run compiled: for the GPU where there is one, else for the CPU."""
 
-import os
-import tempfile
-
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

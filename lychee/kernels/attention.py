@@ -118,9 +118,7 @@ def attention_cost(
 
 @kernel(do_not_specialize=["num_tokens", "max_blocks", "group"])
 def _prefix_kernel(
-    running_max_ptr,  # [num_splits, num_tokens, num_heads]
-    running_sum_ptr,  # [num_splits, num_tokens, num_heads]
-    acc_ptr,  # [num_splits, num_tokens, num_heads, head_dim]
+    states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
     k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
     v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
@@ -150,6 +148,7 @@ def _prefix_kernel(
     first_row = tl.load(cu_seqlens_q_ptr + seq)
     num_rows = tl.load(cu_seqlens_q_ptr + seq + 1) - first_row
     num_heads = num_kv_heads * group
+    num_states = tl.num_programs(2).to(tl.int64) * num_tokens * num_heads
     block_table_ptr = block_tables_ptr + seq * max_blocks
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < head_dim
@@ -173,17 +172,16 @@ def _prefix_kernel(
                 running_max, running_sum, acc, q, k, v, scale_log2, everywhere[None, :]
             )
         states = split.to(tl.int64) * num_tokens * num_heads + heads
+        running_max_ptr = states_ptr + num_states * head_dim
         tl.store(running_max_ptr + states, running_max, mask=mask_m)
-        tl.store(running_sum_ptr + states, running_sum, mask=mask_m)
-        tl.store(acc_ptr + states[:, None] * head_dim + offs_d[None, :], acc, mask=mask_md)
+        tl.store(running_max_ptr + num_states + states, running_sum, mask=mask_m)
+        tl.store(states_ptr + states[:, None] * head_dim + offs_d[None, :], acc, mask=mask_md)
 
 
-@kernel(do_not_specialize=["max_blocks", "max_path", "group"])
+@kernel(do_not_specialize=["max_blocks", "max_path", "num_splits", "group"])
 def _path_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
-    running_max_ptr,  # [num_splits, num_tokens, num_heads]
-    running_sum_ptr,  # [num_splits, num_tokens, num_heads]
-    acc_ptr,  # [num_splits, num_tokens, num_heads, head_dim]
+    states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
     k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
     v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
@@ -197,6 +195,7 @@ def _path_kernel(
     max_blocks,
     block_size,
     max_path,
+    num_splits,
     scale_log2,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -216,7 +215,7 @@ def _path_kernel(
         offs_p = start + tl.arange(0, BLOCK_P)
         node = tl.load(path_ptr + offs_p, mask=offs_p < max_path, other=-1)
         length += tl.sum((node >= 0).to(tl.int32), axis=0)
-    prefix_tiles = context_len // TILE
+    prefix_tiles = tl.where(num_splits > 0, context_len // TILE, 0)
     num_tiles = tl.cdiv(length, TILE)
 
     num_heads = num_kv_heads * group
@@ -228,18 +227,20 @@ def _path_kernel(
     heads = row * num_heads + kv_head * group + offs_m
     q = tl.load(q_ptr + heads[:, None] * head_dim + offs_d[None, :], mask=mask_md, other=0.0)
 
-    num_states = tl.num_programs(0).to(tl.int64) * num_heads
+    split_states = tl.num_programs(0).to(tl.int64) * num_heads
+    num_states = num_splits * split_states
+    running_max_ptr = states_ptr + num_states * head_dim
     total_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for split in range(tl.cdiv(num_tiles, SPLIT)):
         first_tile = split * SPLIT
         begun = first_tile < prefix_tiles
-        states = split * num_states + heads
+        states = split * split_states + heads
         mask_s = mask_m & begun
         running_max = tl.where(begun, tl.load(running_max_ptr + states, mask=mask_s, other=0.0), float("-inf"))
-        running_sum = tl.load(running_sum_ptr + states, mask=mask_s, other=0.0)
-        acc = tl.load(acc_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
+        running_sum = tl.load(running_max_ptr + num_states + states, mask=mask_s, other=0.0)
+        acc = tl.load(states_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
         for tile in range(tl.maximum(first_tile, prefix_tiles), tl.minimum(first_tile + SPLIT, num_tiles)):
             positions = tile * TILE + offs_t
             visible = positions < length
@@ -263,15 +264,18 @@ def _path_kernel(
 def attention_scratch(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float
 ) -> Scratch:
-    """Every row's unmerged states: running maximum and sum, and the un-normalised output, per split of the prefix."""
+    """Every row's unmerged states per split of the prefix: un-normalised outputs, then running maxima, then sums.
+
+    One buffer [num_splits, num_tokens, num_heads, head_dim + 2]; in it each of the three is contiguous.
+    """
     num_tokens, num_heads, head_dim = q.shape
-    num_splits = max(1, cdiv(paging.max_context // TILE, SPLIT))
-    states = (num_splits, num_tokens, num_heads)
-    return {
-        "running_max": (states, torch.float32),
-        "running_sum": (states, torch.float32),
-        "acc": ((*states, head_dim), torch.float32),
-    }
+    return {"states": ((num_splits(num_tokens, paging), num_tokens, num_heads, head_dim + 2), torch.float32)}
+
+
+def num_splits(num_tokens: int, paging: Paging) -> int:
+    """Splits whose states the prefix kernel makes; 0 where the path kernel does one split of one row each by itself."""
+    splits = cdiv(paging.max_context // TILE, SPLIT)
+    return 0 if splits == 1 and num_tokens == paging.context_lens.shape[0] else splits
 
 
 @op(
@@ -291,9 +295,7 @@ def attention_scratch(
 )
 def attention(
     out: Tensor,
-    running_max: Tensor,
-    running_sum: Tensor,
-    acc: Tensor,
+    states: Tensor,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -317,24 +319,24 @@ def attention(
         "num_stages": 5,
     }
     scale_log2 = scale * LOG2_E
-    states = (running_max, running_sum, acc)
     inputs = (q, k_cache, v_cache)
     shape = (num_kv_heads, group, head_dim, paging.block_tables.shape[1], paging.block_size)
-    num_splits = cdiv(paging.max_context // TILE, SPLIT)
-    if num_splits:
-        grid = (paging.context_lens.shape[0], num_kv_heads, num_splits)
+    splits = states.shape[0]
+    if splits:
+        grid = (paging.context_lens.shape[0], num_kv_heads, splits)
         batch = (paging.cu_seqlens_q, paging.context_lens, paging.block_tables)
         # Rows are summed alike in tiles of any height here, so the CPU takes all of a sequence's at once.
         block_m = min(16, next_power_of_2(paging.max_rows * group)) if on_cpu else max(16, next_power_of_2(group))
-        _prefix_kernel[grid](*states, *inputs, *batch, num_tokens, *shape, scale_log2, **tiles, BLOCK_M=block_m)
+        _prefix_kernel[grid](states, *inputs, *batch, num_tokens, *shape, scale_log2, **tiles, BLOCK_M=block_m)
     rows = (paging.seq_idx, paging.context_lens, paging.block_tables, ancestors)
     _path_kernel[(num_tokens, num_kv_heads)](
         out,
-        *states,
+        states,
         *inputs,
         *rows,
         *shape,
         ancestors.shape[1],
+        splits,
         scale_log2,
         **tiles,
         BLOCK_M=max(least, next_power_of_2(group)),

@@ -107,7 +107,8 @@ class Kernel:
         if any(not v.is_cpu for v in (*args, *kwargs.values()) if isinstance(v, Tensor)):
             self.jit.run(*args, grid=grid, warmup=False, **kwargs)
         else:
-            self._generate()
+            if self._launch == self._first:  # else `kernel[grid]` was kept from before the first launch
+                self._generate()
             self._launch(grid, *args, **kwargs)
 
     def _generate(self) -> None:

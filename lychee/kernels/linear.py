@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from . import sizes
 from .kernel import kernel
 from .op import op
-from .sizes import cdiv, next_power_of_2
+from .sizes import cdiv
 from .types import Bias, Cost, Features, Projected, ProjectedF32, Weight
 
 BLOCK_M = 16  # rows of a decode tile: the narrowest token operand that every tensor-core shape takes
@@ -40,13 +41,15 @@ def decode_config(out_features: int, dtype: torch.dtype) -> Config:
     return Config(BLOCK_M, 32 if out_features >= 4096 else 16, 128, num_warps=4, num_stages=4)
 
 
+@cache
 def cpu_config(num_tokens: int, out_features: int, in_features: int) -> Config:
     """All rows of a decode batch in one tile, so that weights stream once; block_k divides in_features if it can.
 
     Rows past the last are not computed, so a tile may be larger than the batch.
     """
+    block_m = next(size for size in (1, 2, 4, 16, 64) if size >= min(num_tokens, 64))  # few, for each is compiled
     block_k = max(64, min(256, in_features & -in_features))
-    return Config(min(64, next_power_of_2(num_tokens)), 16 if out_features < 1024 else 32, block_k, 1, 1)
+    return Config(block_m, 16 if out_features < 1024 else 32, block_k, 1, 1)
 
 
 def prefill_config(dtype: torch.dtype) -> Config:

@@ -1,4 +1,4 @@
-"""Embedding, norm, linear, rotary and SwiGLU ops: numerics, row independence and agreement with transformers."""
+"""Embedding, norm, linear, rotary and SwiGLU ops: numerics and agreement with transformers."""
 
 import pytest
 import torch
@@ -7,10 +7,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from lychee.kernels import OPS, add_rms_norm, embed, linear, linear_prefill, lm_head, rms_norm, rope_store, swiglu
 from tests.conftest import DEVICE
-from tests.kernels.fixed_order_dot import fixed_order_dot  # noqa: F401
 from tests.kernels.harness import check_launch
 
-HALF_AND_FLOAT = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
 def launched(op, *args):
@@ -27,22 +26,7 @@ def randn(*shape, dtype=torch.float32):
     return torch.randn(*shape, dtype=dtype, device=DEVICE)
 
 
-@HALF_AND_FLOAT
-@pytest.mark.parametrize("name", ["linear", "lm_head", "linear_prefill"])
-@pytest.mark.usefixtures("fixed_order_dot")
-def test_row_of_a_linear_layer_has_the_same_bits_in_any_batch(name, dtype):
-    """Alone, among 15, 17 or 40 rows and at any place of them; this keeps speculation equal to plain decoding."""
-    torch.manual_seed(0)
-    row, weight = randn(1, 300, dtype=dtype), randn(70, 300, dtype=dtype)
-    alone = launched(OPS[name], row, weight)
-    for num_tokens in (15, 17, 40):
-        for place in (0, num_tokens // 2, num_tokens - 1):
-            x = randn(num_tokens, 300, dtype=dtype)
-            x[place] = row
-            assert_close(launched(OPS[name], x, weight)[place : place + 1], alone, rtol=0, atol=0)
-
-
-@HALF_AND_FLOAT
+@DTYPES
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 129])
 @pytest.mark.parametrize("name", ["linear", "lm_head", "linear_prefill"])
 def test_linear_layers_cover_every_row_around_tile_edges(name, num_tokens, dtype):
@@ -67,7 +51,7 @@ def test_lm_head_keeps_logits_that_half_precision_would_round_together():
         assert (y.dtype, y.tolist()) == (torch.float32, [[2048.0, 2049.0]])
 
 
-@HALF_AND_FLOAT
+@DTYPES
 def test_add_rms_norm_equals_an_addition_then_rms_norm(dtype):
     torch.manual_seed(0)
     x, residual, weight = randn(3, 37, dtype=dtype), randn(3, 37, dtype=dtype), randn(37, dtype=dtype)
@@ -97,9 +81,6 @@ def test_rms_norm_agrees_with_transformers():
         assert_close(y, layer(x).detach())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:overflow encountered in exp"
-)  # the interpreter's; exp is then infinite, as it should
 def test_swiglu_of_extreme_gates_is_finite():
     gate = torch.tensor([[-60000.0, -100.0, 0.0, 100.0, 60000.0]], device=DEVICE)
     for y in both_faces(swiglu, gate, torch.ones_like(gate)):

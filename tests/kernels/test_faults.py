@@ -4,10 +4,10 @@ from typing import Annotated
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 
 from lychee.kernels import Op
+from lychee.kernels.kernel import kernel
 from lychee.kernels.rms_norm import rms_norm_cost, rms_norm_reference, rms_norm_sample
 from lychee.kernels.types import FLOAT, Cost, Hidden, Spec
 from tests.conftest import DEVICE
@@ -16,7 +16,7 @@ from tests.kernels.harness import check_launch
 SIZES = {"num_tokens": 3, "hidden": 13}
 
 
-@triton.jit
+@kernel
 def _rms_norm_with_fault(y_ptr, x_ptr, weight_ptr, hidden, eps, FAULT: tl.constexpr, BLOCK_H: tl.constexpr):
     token = tl.program_id(0)
     offs_h = tl.arange(0, BLOCK_H)

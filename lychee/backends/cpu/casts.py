@@ -22,7 +22,7 @@ def round_to(b: Builder, value: Val, elem: str) -> Val:
         return Val(elem, value.ref, value.lanes)
     lanes, kind = value.lanes, register("f32", value.lanes)
     if elem == "f16":
-        half = f"<{lanes} x half>" if lanes else "half"
+        half = b.half(lanes)
         return Val(elem, b.op(f"fpext {half} {b.op(f'fptrunc {kind} {value.ref} to {half}')} to {kind}"), lanes)
     bits = b.op(f"bitcast {kind} {value.ref} to {register('i32', lanes)}")
     return Val(elem, b.op(f"bitcast {register('i32', lanes)} {_bf16_bits(b, value, bits)} to {kind}"), lanes)
@@ -95,11 +95,11 @@ def bitcast(b: Builder, op: Op, v: list[Val], elem: str, lanes: int) -> Val:
     if value.elem in ("f16", "bf16"):
         bits = to_storage(b, value).ref
         if value.elem == "f16":
-            half = f"<{lanes} x half>" if lanes else "half"
+            half = b.half(lanes)
             bits = b.op(f"bitcast {half} {bits} to {register('i16', lanes)}")
         value = Val("i16", bits, lanes)
     if elem == "f16":
-        half = f"<{lanes} x half>" if lanes else "half"
+        half = b.half(lanes)
         return from_storage(b, b.op(f"bitcast {register(value.elem, lanes)} {bits} to {half}"), elem, lanes)
     if elem == "bf16":
         return from_storage(b, bits, elem, lanes)
@@ -118,7 +118,7 @@ def to_storage(b: Builder, value: Val) -> Val:
     lanes = value.lanes
     of: Callable[[str], str] = lambda t: f"<{lanes} x {t}>" if lanes else t  # noqa: E731
     if value.elem == "f16":
-        return Val("f16", b.op(f"fptrunc {of('float')} {value.ref} to {of('half')}"), lanes)
+        return Val("f16", b.op(f"fptrunc {of('float')} {value.ref} to {b.half(lanes)}"), lanes)
     if value.elem == "bf16":
         bits = b.op(f"bitcast {of('float')} {value.ref} to {of('i32')}")
         high = b.op(f"lshr {of('i32')} {bits}, {b.vector(integer(16), lanes)}")
@@ -132,7 +132,7 @@ def from_storage(b: Builder, ref: str, elem: str, lanes: int) -> Val:
     """The register of what was loaded."""
     of: Callable[[str], str] = lambda t: f"<{lanes} x {t}>" if lanes else t  # noqa: E731
     if elem == "f16":
-        return Val("f16", b.op(f"fpext {of('half')} {ref} to {of('float')}"), lanes)
+        return Val("f16", b.op(f"fpext {b.half(lanes)} {ref} to {of('float')}"), lanes)
     if elem == "bf16":
         wide = b.op(f"zext {of('i16')} {ref} to {of('i32')}")
         high = b.op(f"shl {of('i32')} {wide}, {b.vector(integer(16), lanes)}")

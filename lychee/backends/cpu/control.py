@@ -202,7 +202,7 @@ def while_(f: Frame, op: Op) -> None:
     f.b.branch(head)
     f.b.place(head)
     weight = f.b.weight
-    f.b.weight *= 8
+    f.b.weight *= 4
     with f.scope():
         _bind(f, before.args, cells)
         block(f, before.ops[:-1])

@@ -238,7 +238,7 @@ def _math(b: Builder, op: Op, v: list[Val], elem: str, lanes: int) -> Val:
     if op.name in INTRINSIC:
         ref = b.call(kind, f"llvm.{INTRINSIC[op.name]}.{suffix(elem, lanes)}", *args)
     else:
-        made = vecmath.definition(VECMATH[op.name], max(1, lanes), wide, avx512=b.lanes >= 16)
+        made = vecmath.definition(VECMATH[op.name], max(1, lanes), wide, avx512=b.target.lanes >= 16)
         b.functions[made.symbol] = made.text
         b.declares.update(made.declares)
         ref = b.op(f"call {kind} {made.symbol}({', '.join(f'{t} {r}' for t, r in args)})")

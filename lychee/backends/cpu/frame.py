@@ -47,7 +47,7 @@ class Induction:
 
 class Frame:
     def __init__(self, target: Target, strides: Strides, forced: set[Value], uses: dict[Value, list[Op]]) -> None:
-        self.b = Builder(target.lanes)
+        self.b = Builder(target)
         self.target = target
         self.strides = strides
         self.forced = forced
@@ -69,7 +69,7 @@ class Frame:
         self.proven = before
 
     @contextmanager
-    def loop(self, low: str, high: str, step: int, elem: str = "i32", trips: float = 8.0) -> Iterator[Val]:
+    def loop(self, low: str, high: str, step: int, elem: str = "i32", trips: float = 4.0) -> Iterator[Val]:
         """An index counting up; a loop of one trip is no loop."""
         bounds = literal(low), literal(high)
         if None not in bounds and bounds[1] - bounds[0] == step:  # type: ignore[operator]

@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from .errors import UnsupportedError
+from .target import Target
+
 REGISTER = {"f16": "float", "bf16": "float", "f32": "float", "f64": "double", "ptr": "ptr"}
 STORED = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double", "ptr": "ptr", "i1": "i8"}
 BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "ptr": 8}
 FLOATS = ("f16", "bf16", "f32", "f64")
-SCALAR_COST = 0.25  # nanoseconds an instruction takes, roughly
+SCALAR_COST = 0.15  # nanoseconds an instruction takes, roughly
+BYTE_COST = 0.08  # nanoseconds a byte takes that one thread fetches from beyond its caches
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ def suffix(elem: str, lanes: int) -> str:
 class Builder:
     """Lines of one function, in order, with the loops and stack buffers they need."""
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes  # of the target's vectors
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.lines: list[str] = []
         self.buffers: list[str] = []
         self.stack_bytes = 0
@@ -136,7 +140,7 @@ class Builder:
 
     @contextmanager
     def loop(
-        self, low: str, high: str, step: str, elem: str = "i32", signed: bool = True, trips: float = 8.0
+        self, low: str, high: str, step: str, elem: str = "i32", signed: bool = True, trips: float = 4.0
     ) -> Iterator[str]:
         """for i in range(low, high, step): the body is what is emitted inside; gives i. step > 0."""
         head, body, done = self.labels("head", "body", "done")
@@ -160,6 +164,13 @@ class Builder:
         self.place(done)
 
     @contextmanager
+    def seldom(self) -> Iterator[None]:
+        """What is emitted inside hardly ever runs, and costs nothing."""
+        weight, self.weight = self.weight, 0.0
+        yield
+        self.weight = weight
+
+    @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """if condition: what is emitted inside."""
         if condition == "true":
@@ -171,6 +182,12 @@ class Builder:
         yield
         self.branch(done)
         self.place(done)
+
+    def half(self, lanes: int) -> str:
+        """The LLVM type of fp16 in memory."""
+        if not self.target.half:
+            raise UnsupportedError("fp16 needs a CPU that converts it (F16C): use bf16 or fp32")
+        return f"<{lanes} x half>" if lanes else "half"
 
     # Memory
 

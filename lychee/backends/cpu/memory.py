@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .casts import from_storage, to_storage
 from .errors import UnsupportedError
-from .llvm import BYTES, STORED, Builder, Val, integer, literal, register, suffix
+from .llvm import BYTE_COST, BYTES, STORED, Builder, Val, integer, literal, register, suffix
 from .nests import has_mask, mask_terms, nest, pick_axis
 from .shapes import Place, flat
 from .ttir import Op, Value
@@ -161,6 +161,7 @@ def load(f: Frame, op: Op, index: Index, lanes: int) -> Val:
         pointer = f.b.as_vector(pointer, lanes)
     if pointer.is_uniform and (mask is None or mask.is_uniform):
         lanes = 0
+    f.b.cost += f.b.weight * BYTE_COST * BYTES[elem] * max(1, lanes)
     return read(f.b, pointer, elem, lanes, mask, other)
 
 

@@ -206,7 +206,7 @@ def sweep(
         run(at)
     b.branch(done)
     b.place(slow)
-    with f.scope():
+    with f.scope(), b.seldom():
         if size > step:
             masked()
         else:

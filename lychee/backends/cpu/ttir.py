@@ -140,7 +140,7 @@ def generic_text(module: Any) -> str:
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[%^@#!][\w\.\$#:-]*|[A-Za-z_][\w\.\$]*|-?\d[\w\.\+\-]*|//[^\n]*|\S')
 _LOC = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.MULTILINE)
-_FILE = re.compile(r'"([^"]*)":(\d+)')
+_FILE = re.compile(r'"([^"]*)" ?: ?(\d+)')
 
 
 def _lines(text: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import traceback
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import torch  # noqa: E402
+import torch
 
 
 def main(modules: list[str]) -> int:

@@ -89,13 +89,18 @@ def test_tiles_may_be_as_small_as_one_element(size):
         torch.testing.assert_close(got, a @ b, rtol=1e-5, atol=1e-5)
 
 
+FEW_TILES = [(1, 1), (1, 16), (4, 4), (64, 16)]
+MORE_TILES = [(2, 16), (8, 32), (16, 1), (16, 2), (16, 64), (32, 8)]
+
+
+@pytest.mark.parametrize("tiles", [FEW_TILES, pytest.param(MORE_TILES, marks=pytest.mark.slow)], ids=["few", "more"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS, ids="".join)
-def test_bits_do_not_depend_on_the_tile_of_outputs(form, dtype):
+def test_bits_do_not_depend_on_the_tile_of_outputs(form, dtype, tiles):
     """Nor on how many rows and columns there are, so not on masks."""
     a, b = drawn(21, 200, 37, dtype)
     want = product(a, b, form)
-    for m, n in [(1, 1), (1, 16), (2, 16), (4, 4), (8, 32), (16, 1), (16, 2), (16, 64), (32, 8), (64, 16)]:
+    for m, n in tiles:
         assert torch.equal(product(a, b, form, m=m, n=n), want), (m, n)
     a, b = laid(a, b, form)
     for rows, columns in [(1, 37), (2, 1), (21, 5), (7, 36)]:

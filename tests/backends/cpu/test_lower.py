@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lychee.backends.cpu.errors import UnsupportedError
 from lychee.backends.cpu.lower import lower
 from lychee.backends.cpu.target import Target
 from lychee.backends.cpu.ttir import read
@@ -166,7 +167,12 @@ def test_vectors_of_any_width_give_the_right_results(lanes, dtype):
     check(Target("x86-64-v4" if lanes == 16 else "x86-64-v3", "", lanes), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v2"])
 def test_code_for_older_cpus_gives_the_right_results(cpu, dtype):
-    check(Target(cpu, "", 4), dtype)
+    check(Target(cpu, "", 4, half=False), dtype)
+
+
+def test_a_cpu_that_cannot_convert_fp16_refuses_it():
+    with pytest.raises(UnsupportedError, match="fp16 needs a CPU that converts it"):
+        check(Target("x86-64", "", 4, half=False), torch.float16)

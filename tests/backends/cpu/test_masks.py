@@ -36,10 +36,10 @@ def _on_the_cpu():
 
 
 @triton.jit
-def mask_of(o, a, b, KIND: tl.constexpr):  # Triton wants `else` after `return`
+def mask_of(o, a, b, KIND: tl.constexpr):
     if KIND == "o < a":
         return o < a
-    elif KIND == "o <= a - 1":
+    elif KIND == "o <= a - 1":  # noqa: RET505
         return o <= a - 1
     elif KIND == "a > o":
         return a > o

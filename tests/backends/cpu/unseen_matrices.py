@@ -83,7 +83,7 @@ def conv1d(dtype: torch.dtype) -> Iterator[Check]:
 
 @triton.jit
 def conv2d_kernel(
-    x_ptr, w_ptr, out_ptr, C, H, W, O, PAD: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr,
+    x_ptr, w_ptr, out_ptr, C, H, W, OUT, PAD: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Direct: a tile of output channels by a tile of output pixels, three nested loops."""
@@ -100,10 +100,10 @@ def conv2d_kernel(
                 at_x = x * STRIDE + dx - PAD
                 inside = (at_y >= 0) & (at_y < H) & (at_x >= 0) & (at_x < W) & (pixel < out_h * out_w)
                 value = tl.load(x_ptr + (c * H + at_y) * W + at_x, mask=inside, other=0.0)
-                weight = tl.load(w_ptr + ((o * C + c) * SIZE + dy) * SIZE + dx, mask=o < O, other=0.0)
+                weight = tl.load(w_ptr + ((o * C + c) * SIZE + dy) * SIZE + dx, mask=o < OUT, other=0.0)
                 total += weight[:, None] * value[None, :]
     at = o[:, None] * (out_h * out_w) + pixel[None, :]
-    tl.store(out_ptr + at, total, mask=(o[:, None] < O) & (pixel[None, :] < out_h * out_w))
+    tl.store(out_ptr + at, total, mask=(o[:, None] < OUT) & (pixel[None, :] < out_h * out_w))
 
 
 def conv2d(dtype: torch.dtype) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """Unseen kernels that gather, scatter, count by atomics, follow pointers, or work where they read."""
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -88,7 +89,7 @@ def linked_list(dtype: torch.dtype) -> Iterator[Check]:
     chains = ([3, 1, 4], [], [2, 0, 5, 6])
     following = torch.full((7,), -1, dtype=torch.int32)
     for chain in chains:
-        for here, there in zip(chain, chain[1:], strict=False):
+        for here, there in itertools.pairwise(chain):
             following[here] = there
     head = torch.tensor([c[0] if c else -1 for c in chains], dtype=torch.int32)
     args = guard(following, head, torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))

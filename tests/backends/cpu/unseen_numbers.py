@@ -235,7 +235,7 @@ def conversions(dtype: torch.dtype) -> Iterator[Check]:
             "to",
             out[number].view(torch.int16 if kind is dtype else torch.int32),
             want[number].view(torch.int16 if kind is dtype else torch.int32),
-        )  # noqa: E501
+        )
         yield Check("and back", back[number], want.to(x.dtype)[number], 0.0)
         yield Check("nan stays nan", out[~number].isnan(), torch.ones(int((~number).sum()), dtype=torch.bool))
 

@@ -193,7 +193,7 @@ class Builder:
                 value = replace(value, text=self.assign(value.text))
             return replace(value, text=f"tl.broadcast_to({value.text}, {shape})", shape=shape, mutable=False)
         axis = self.choose([a for a in range(len(shape)) if value.shape == shape[:a] + shape[a + 1 :]])
-        middle = shape[:axis] + (1,) + shape[axis + 1 :]
+        middle = (*shape[:axis], 1, *shape[axis + 1 :])
         text = f"tl.broadcast_to(tl.expand_dims({value.text}, {axis}), {shape})"
         assert len(middle) == len(shape)
         return replace(value, text=text, shape=shape, mutable=False)

@@ -84,7 +84,26 @@ SIMPLE: tuple[tuple[int, Line], ...] = (
     (2, accesses.count),
 )
 LINES = tuple(line for weight, line in SIMPLE for _ in range(weight))
-BASES = ((1,), (2,), (8,), (16,), (32,), (64,), (2, 4), (8, 8), (16, 4), (1, 16), (32, 1), (4, 32), (16, 16), (2, 4, 8), (128,), (256,), (32, 32), (4, 64))
+BASES = (
+    (1,),
+    (2,),
+    (8,),
+    (16,),
+    (32,),
+    (64,),
+    (2, 4),
+    (8, 8),
+    (16, 2),
+    (1, 16),
+    (32, 1),
+    (4, 32),
+    (16, 16),
+    (2, 4, 8),
+    (128,),
+    (256,),
+    (32, 32),
+    (4, 64),
+)
 
 
 def statement(g: Builder) -> None:
@@ -253,12 +272,12 @@ def memory(g: Builder, number: int, kind: Kind, writable: bool, rounded: bool, p
         else:
             g.arguments.append((limit, size))
     base = f"pid * {territory}"
-    g.arguments.append((f"p{number}", Pointer(number)))
-    made = Memory(f"p{number}", number, kind, room, base, limit, writable, programs, rounded)
+    g.arguments.append((f"x{number}", Pointer(number)))
+    made = Memory(f"x{number}", number, kind, room, base, limit, writable, programs, rounded)
     g.memories.append(made)
     if shift >= 0:
-        g.arguments.append((f"q{number}", Pointer(number, shift)))
-        g.memories.append(replace(made, name=f"q{number}"))
+        g.arguments.append((f"y{number}", Pointer(number, shift)))
+        g.memories.append(replace(made, name=f"y{number}"))
 
 
 @st.composite

@@ -44,7 +44,8 @@ class Worker:
         write(self.process.stdin, program)
 
     def receive(self) -> tuple[list[bytes], str]:
-        assert self.process and self.process.stdout
+        assert self.process
+        assert self.process.stdout
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
         answer: tuple[list[bytes], str] | None = read(self.process.stdout) if ready else None
         if answer is not None:

@@ -14,7 +14,7 @@ def expand(g: Builder) -> None:
         if axes:
             axis = g.choose(axes)
             index = ", ".join("None" if a == axis else ":" for a in range(len(g.base)))
-            shape = g.base[:axis] + (1,) + g.base[axis + 1 :]
+            shape = (*g.base[:axis], 1, *g.base[axis + 1 :])
             g.define(same(value, f"{value.text}[{index}]", shape))
     elif value.shape != g.base:
         g.define(g.like(g.base, value.kind))
@@ -47,7 +47,7 @@ def reshape(g: Builder) -> None:
 
 def join_or_split(g: Builder) -> None:
     value = g.find(lambda v: len(v.shape) > 1 and v.shape[-1] == 2)
-    if value is not None and g.chance(5):
+    if value is not None and g.chance(7):
         left, right = g.name(), g.name()
         g.emit(f"{left}, {right} = tl.split({value.text})")
         for name in (left, right):
@@ -99,7 +99,7 @@ def reduce(g: Builder) -> None:
     length = size_of(value.shape) if everything else value.shape[axis]
     shape: Shape = () if everything else value.shape[:axis] + value.shape[axis + 1 :]
     if keep:
-        shape = value.shape[:axis] + (1,) + value.shape[axis + 1 :]
+        shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
     where = "axis=None" if everything else f"axis={axis}"
     where += ", keep_dims=True" if keep else ""
     if name in ("argmax", "argmin"):

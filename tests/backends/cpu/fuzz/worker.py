@@ -35,7 +35,8 @@ def load(source: str, folder: Path, number: int) -> Any:
     path = folder / f"program_{number}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.kernel
