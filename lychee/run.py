@@ -9,9 +9,8 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,6 +112,7 @@ def _main(args: argparse.Namespace) -> int:
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = LLM(args.model or demo.TARGET, draft, config, device=args.device, dtype=args.dtype, **sizes)
+    _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     texts = _prompts(args, packaged)
     prompts: list[Prompt] = (
         [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
@@ -128,6 +128,14 @@ def _main(args: argparse.Namespace) -> int:
     else:
         Console(stderr=True).print(table(runs))
     return 130 if runs[0].interrupted else 0
+
+
+def _warm_up(llm: LLM, params: SamplingParams, engines: Iterable[bool]) -> None:
+    start = time.perf_counter()
+    for native in engines:
+        llm.warm_up(params, native=native)
+    if (taken := time.perf_counter() - start) > 2:
+        print(f"lychee run: kernels were compiled in {taken:.1f} s; later starts find them", file=sys.stderr)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -220,13 +228,10 @@ def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
 
 
 def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> tuple[list[Run], bool | None]:
-    """Native and speculative runs of the same prompts, alternated after a warm-up; whether their tokens are identical.
+    """Native and speculative runs of the same prompts, alternated; whether their tokens are identical.
 
     `identical` is None where speculation promises the distribution only (rejection without a seed).
     """
-    for native in (True, False):
-        llm.generate(prompts[0], replace(params, max_tokens=min(params.max_tokens, 8)), native=native)
-        llm.reset_metrics(native)
     runs = [Run("native"), Run("speculative")]
     for i, batch in enumerate(tqdm(list(_batches(prompts, batch_size)), desc="comparing", unit="batch", leave=False)):
         for run in runs if i % 2 == 0 else reversed(runs):

@@ -102,5 +102,5 @@ def accept_coupled(
         tree.parents,
         target_tokens,
         max_path,
-        BLOCK_P=next_power_of_2(max_path),
+        BLOCK_P=max(32, next_power_of_2(max_path)),
     )

@@ -162,7 +162,7 @@ def accept_rejection(
         ACCEPT,
         RECOVER,
         LOSSLESS=lossless,
-        BLOCK_P=next_power_of_2(max_path),
+        BLOCK_P=max(32, next_power_of_2(max_path)),
         BLOCK_V=2048,
         num_warps=16,
     )

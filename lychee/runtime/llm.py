@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import fields
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
@@ -33,6 +33,7 @@ from .sampling_params import ParameterError, SamplingParams, refuse
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .streamer import Chunk
+from .warm_up import warm_up
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -159,6 +160,21 @@ class LLM:
         if native not in self._engines:
             self._engines[native] = self._make_engine(native)
         return self._engines[native]
+
+    def warm_up(self, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
+        """Compile and load what generation needs, so that the first request does not wait for it.
+
+        Resets the engine's metrics. Raises RuntimeError while requests are running.
+        """
+        with self._lock:
+            engine = self.engine(native)
+            if not engine.idle:
+                raise RuntimeError("warm_up: requests are running")
+            warm_up(engine)
+        if self.max_model_len > 8:
+            params = replace(sampling_params or SamplingParams(), max_tokens=4, min_tokens=0, n=1, ignore_eos=True)
+            self.generate([[0, 0]], params, native=native)
+        self.reset_metrics(native)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""

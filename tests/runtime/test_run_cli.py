@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_compare_says_which_prompt_differs_and_where(lychee, monkeypatch):
         def spoilt(self, output):
             (made,) = output.outputs
             ids = (*made.token_ids[:2], 0 if made.token_ids[2] else 1, *made.token_ids[3:])
-            return run.replace(output, outputs=(run.replace(made, token_ids=ids),))
+            return replace(output, outputs=(replace(made, token_ids=ids),))
 
     careless = Careless(run.LLM.generate)
     monkeypatch.setattr(run.LLM, "generate", lambda llm, *args, **kwargs: careless(llm, *args, **kwargs))

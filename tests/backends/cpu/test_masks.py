@@ -312,6 +312,26 @@ def test_one_comparison_may_mask_several_axes(kind, size):
 
 
 @triton.jit
+def biased_kernel(c, a, b, bias, n, N: tl.constexpr, K: tl.constexpr):
+    """One comparison for the rows of a product and for the columns of what it is added to."""
+    o, k = tl.arange(0, N), tl.arange(0, K)
+    m = o < n
+    x = tl.load(a + o[:, None] * K + k[None, :], mask=m[:, None], other=0.0)
+    y = tl.load(b + k[:, None] + o[None, :] * K)
+    start = tl.broadcast_to(tl.load(bias + o, mask=m, other=0.0)[None, :], (N, N))
+    tl.store(c + o[:, None] * N + o[None, :], tl.dot(x, y, start, input_precision="ieee"), mask=m[:, None])
+
+
+@pytest.mark.parametrize("n", [1, 5, 16])
+def test_a_comparison_of_rows_may_mask_where_the_sums_start(n):
+    torch.manual_seed(0)
+    a, b, bias, c = torch.randn(16, 32), torch.randn(16, 32), torch.randn(16), torch.zeros(16, 16)
+    biased_kernel[(1,)](c, a, b, bias, n, N=16, K=32)
+    rows = (torch.arange(16) < n).float()
+    torch.testing.assert_close(c, (a @ b.T + bias * rows) * rows[:, None], rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
 def matmul_kernel(c, a, b, m, n, k, b_k, b_n, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     i, j, o = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     acc = tl.zeros((M, N), tl.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.backends.cpu.fuzz.builder import Builder, Memory, Shape, Value, size_of
-from tests.backends.cpu.fuzz.kinds import F32, I1, I32, I64, U32, U64
+from tests.backends.cpu.fuzz.kinds import F32, I1, I8, I16, I32, I64, U8, U32, U64
 
 ATOMIC_KINDS = (I32, I64, U32, U64)
 
@@ -108,7 +108,7 @@ def masked(g: Builder, memory: Memory, places: Places, shape: Shape, base: str, 
 
 
 def _extra(g: Builder, places: Places, shape: Shape) -> str:
-    option = g.choose(["prefix", "data", "holes", "suffix", "uniform", "axes"])
+    option = g.choose(["prefix", "data", "holes", "suffix", "uniform", "axes", "narrow", "far"])
     if option == "data" or not shape:
         return g.condition(shape).text
     if option == "uniform":
@@ -118,6 +118,13 @@ def _extra(g: Builder, places: Places, shape: Shape) -> str:
         ends = [g.scalar_integer(2 * d) if g.chance(5) else str(g.integer(0, d)) for d in shape]
         rows, columns = (f"tl.arange(0, {d})" for d in shape)
         return f"(({rows} < {ends[0]})[:, None] & ({columns}[None, :] < {ends[1]}))"
+    if option == "narrow":  # lane numbers that wrap around: no prefix
+        kind = g.choose([I8, I16, U8])
+        step = g.integer(1, 9) * (300 if kind == I16 else 1)
+        return f"({places.text}.to(tl.{kind.triton}) * {step} {g.choose('<>')} {g.integer(0, 99)})"
+    if option == "far":
+        number = g.constant((), I32).text
+        return f"({places.text} + {number} {g.choose(['<', '>='])} {g.integer(0, 99)})"
     if option == "holes":
         return f"({places.text} % {g.integer(2, 4)} != {g.integer(0, 1)})"
     end = g.scalar_integer(32) if g.chance(5) else str(g.integer(0, size_of(shape)))

@@ -1,0 +1,39 @@
+"""Running every kind of batch once, so that kernels are compiled and loaded before the first request."""
+
+from __future__ import annotations
+
+from lychee.models.batch import Batch
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+
+from .drafter import ModelDrafter
+from .engine import Engine
+
+TREES = ((1, 0), (2, 0), (8, 64), (1, 512))  # rows, cached tokens: the tile sizes of most rounds
+CHUNKS = ((8, 0), (40, 0))
+
+
+def warm_up(engine: Engine) -> None:
+    """Forward passes of both models on the engine's own blocks, which must not hold anything yet."""
+    passes = [(engine.target, engine.kv)]
+    if isinstance(engine.drafter, ModelDrafter):
+        passes.append((engine.drafter.model, engine.drafter.kv))
+    room = engine.scheduler.pool.num_blocks * engine.kv.block_size
+    for model, kv in passes:
+        longest = min(room, model.config.max_position_embeddings)
+        for rows, context in TREES:
+            if rows + context <= longest:
+                _forward(model, kv, rows, context, is_tree=True)
+        for rows, context in CHUNKS:
+            if rows + context <= longest:
+                _forward(model, kv, rows, context, is_tree=False)
+
+
+def _forward(model: Llama, kv: KVCache, rows: int, context: int, is_tree: bool) -> None:
+    blocks = [range(-(-(rows + context) // kv.block_size))]
+    tokens, lens, device = [[0] * rows], [context], kv.storage.device
+    if is_tree:
+        batch = Batch.decode(tokens, [range(-1, rows - 1)], lens, blocks, kv.block_size, device)
+    else:
+        batch = Batch.prefill(tokens, lens, blocks, kv.block_size, device)
+    model.forward(batch, kv)
