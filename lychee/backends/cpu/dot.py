@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from .demand import live_terms
-from .dot_blocks import LEFT, RIGHT, K, Over, Product, blocks_along_k, blocks_along_n
+from .dot_blocks import LEFT, RIGHT, K, M, N, Over, Product, blocks_along_k, blocks_along_n
 from .errors import UnsupportedError
 from .frame import Frame
 from .nests import mask_terms, pulled, scattered
@@ -38,7 +38,7 @@ def product(f: Frame, op: Op, start: Value, result: Value, over: Over) -> None:
     elem = result.type.elem if result.type.elem in ("f64", "i32") else "f32"
     sides = [(left, LEFT), (right, RIGHT)]
     along_k = not any(scattered(f, v, p, K) for v, p in pulled(f, sides))
-    terms = mask_terms(f, sides, [])
+    terms = mask_terms(f, sides, [], others=[(start, (M, N))])
     live = live_terms(f, terms, result)
     buffer = f.buffer(result.type)
     made = Product(left, right, start, buffer, (rows, columns, depth), elem, tuple(terms), live, over)

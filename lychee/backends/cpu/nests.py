@@ -48,8 +48,16 @@ def pulled(f: Frame, roots: Sequence[tuple[Value, Place]]) -> Iterator[tuple[Val
             stack.extend(operand_places(value.op, place))
 
 
-def mask_terms(f: Frame, roots: Sequence[tuple[Value, Place]], masks: Sequence[tuple[Value, Place]]) -> list[Term]:
-    """The comparisons inside the masks given and the masks of all loads pulled."""
+def mask_terms(
+    f: Frame,
+    roots: Sequence[tuple[Value, Place]],
+    masks: Sequence[tuple[Value, Place]],
+    others: Sequence[tuple[Value, Place]] = (),
+) -> list[Term]:
+    """The comparisons inside the masks given and the masks of all loads pulled.
+
+    `others` are evaluated in the same nest, though not where the comparisons are to be proven.
+    """
     found: dict[Term, None] = {}
 
     def descend(value: Value, place: Place) -> None:
@@ -73,6 +81,9 @@ def mask_terms(f: Frame, roots: Sequence[tuple[Value, Place]], masks: Sequence[t
         if op is not None and op.name == "tt.load" and value not in f.buffers and has_mask(op):
             descend(op.operands[1], place)
     # What is proven is proven for an op, so an op that also stands elsewhere in the nest must not be.
+    for value, place in pulled(f, others):
+        if value in places:
+            places[value].add(place if value.op is None or value.op.name != "tt.splat" else ())
     return [t for t in found if len(places.get(t.op.results[0], ())) == 1]
 
 
