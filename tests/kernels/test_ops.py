@@ -10,7 +10,8 @@ from tests.conftest import DEVICE
 from tests.kernels.harness import check_launch
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# Sizes drawn for each axis name: small, odd and around block edges.
+# Sizes drawn for each axis name: small, odd and around block edges. Few where each makes other kernels: most of the
+# time goes to compiling.
 AXES = {
     "num_seqs": st.integers(1, 3),
     "num_layers": st.integers(1, 3),
@@ -19,7 +20,7 @@ AXES = {
     "max_rows": st.integers(1, 40),
     "max_context": st.sampled_from([0, 1, 5, 31, 32, 33, 50, 64, 80]),
     "block_size": st.sampled_from([1, 3, 4, 16]),
-    "group": st.integers(1, 4),
+    "group": st.sampled_from([1, 3, 4]),
     "num_tokens": st.integers(1, 9),
     "hidden": st.integers(1, 200),
     "model_vocab": st.integers(1, 300),
@@ -29,7 +30,7 @@ AXES = {
     "intermediate": st.integers(1, 300),
     "num_heads": st.integers(1, 5),
     "num_kv_heads": st.integers(1, 3),
-    "head_dim": st.integers(1, 40),
+    "head_dim": st.sampled_from([1, 16, 20, 40]),
     "num_slots": st.integers(1, 30),
     "num_rows": st.integers(1, 5),
     "vocab": st.sampled_from([1, 2, 5, 64, 1023, 1024, 1025, 2049, 4096, 4097]),

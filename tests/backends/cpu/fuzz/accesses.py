@@ -108,16 +108,15 @@ def masked(g: Builder, memory: Memory, places: Places, shape: Shape, base: str, 
 
 
 def _extra(g: Builder, places: Places, shape: Shape) -> str:
-    option = g.choose(["prefix", "data", "holes", "suffix", "uniform", "axes", "narrow", "far"])
+    option = g.choose(["ends", "ends", "data", "holes", "uniform", "axes", "narrow", "far", "square", "lone"])
     if option == "data" or not shape:
         return g.condition(shape).text
     if option == "uniform":
         number = g.scalar_integer(8)
         return f"({'pid' if number.isdigit() else number} > {g.integer(0, 6)})"
     if option == "axes" and len(shape) == 2:
-        ends = [g.scalar_integer(2 * d) if g.chance(5) else str(g.integer(0, d)) for d in shape]
-        rows, columns = (f"tl.arange(0, {d})" for d in shape)
-        return f"(({rows} < {ends[0]})[:, None] & ({columns}[None, :] < {ends[1]}))"
+        rows, columns = (comparison(g, f"tl.arange(0, {d})", d) for d in shape)
+        return f"({rows}[:, None] & {columns}[None, :])"
     if option == "narrow":  # lane numbers that wrap around: no prefix
         kind = g.choose([I8, I16, U8])
         step = g.integer(1, 9) * (300 if kind == I16 else 1)
@@ -127,8 +126,20 @@ def _extra(g: Builder, places: Places, shape: Shape) -> str:
         return f"({places.text} + {number} {g.choose(['<', '>='])} {g.integer(0, 99)})"
     if option == "holes":
         return f"({places.text} % {g.integer(2, 4)} != {g.integer(0, 1)})"
-    end = g.scalar_integer(32) if g.chance(5) else str(g.integer(0, size_of(shape)))
-    return f"({places.text} {'>=' if option == 'suffix' else '<'} {end})"
+    if option == "square" and len(shape) == 2 and shape[0] == shape[1]:  # one comparison along both axes
+        lanes = g.assign(comparison(g, f"tl.arange(0, {shape[0]})", shape[0]), "m")
+        return f"({lanes}[:, None] & {lanes}[None, :])"
+    if option == "lone":
+        return f"({places.text} {g.choose(['!=', '=='])} {g.integer(0, size_of(shape))})"
+    return comparison(g, places.text, size_of(shape))
+
+
+def comparison(g: Builder, lanes: str, size: int) -> str:
+    """Lane numbers against an end, mostly one near the lanes' own."""
+    end = g.scalar_integer(32) if g.chance(4) else str(g.choose([size, size - 1, 1, 0, size // 2, size - 2]))
+    return g.choose(["({lanes} < {end})", "({end} > {lanes})", "({lanes} <= {end})", "({end} >= {lanes})"] * 2 + [
+        "({lanes} >= {end})", "({end} < {lanes})"
+    ]).format(lanes=lanes, end=end)
 
 
 def load(g: Builder) -> None:

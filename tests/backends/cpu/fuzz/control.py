@@ -109,22 +109,18 @@ BASES = (
 def statement(g: Builder) -> None:
     structured = g.integer(0, 19)
     if g.depth < 3 and structured >= 15:
-        g.choose([branch, counted_loop, pointer_loop, while_loop, products.product_loop, counted_loop])(g)
+        g.choose(STRUCTURES)(g)
     else:
         g.choose(LINES)(g)
-
-
-def statements(g: Builder, most: int) -> None:
-    for _ in range(g.integer(1, most)):
-        statement(g)
 
 
 def mutables(g: Builder) -> list[Value]:
     """Fresh variables for a block to change: defined before it, in scope as long as what surrounds it."""
     made = []
-    for _ in range(g.integer(0, 2)):
-        kind = g.choose((F32, I32, I1, *FLOATS[1:], *INTS[1:]))
-        shape = g.choose([g.base, g.base, (), g.any_tile().shape])
+    for _ in range(g.integer(0, 3)):
+        twin = made[-1] if made and g.chance(4) else None  # for `swap`
+        kind = twin.kind if twin else g.choose((F32, I32, I1, *FLOATS[1:], *INTS[1:]))
+        shape = twin.shape if twin else g.choose([g.base, g.base, (), g.any_tile().shape])
         start = g.like(shape, kind)
         rounded = kind.is_float and not start.exact
         fitted = g.fit(start, kind, rounded)
@@ -153,10 +149,13 @@ def change(g: Builder) -> None:
         return
     if not value.exact:
         return
-    how = g.choose(["replace", "add", "select"])
+    how = g.choose(["replace", "add", "select", "moved"])
     if how == "add" and kind.is_float and not kind.exact(value.bound + target.bound, min(value.grain, kind.grain)):
         how = "replace"
     text, grain, bound = value.text, value.grain, value.bound
+    if how == "moved":
+        g.emit(f"{target.text} = {moved(g, target)}")
+        return
     if how == "add" and not kind.is_bool:
         text, bound = f"({target.text} + {value.text})", bound + target.bound
     elif how == "select":
@@ -164,6 +163,31 @@ def change(g: Builder) -> None:
     fitted = g.fit(replace(value, text=text, bound=bound, grain=min(grain, kind.grain)), kind, False)
     assert fitted is not None
     g.emit(f"{target.text} = {renewed(fitted)}")
+
+
+def moved(g: Builder, value: Value) -> str:
+    """The text of a tile's own elements in other places, so that it cannot be changed while it is read."""
+    size, text = size_of(value.shape), value.text
+    if len(value.shape) == 2 and value.shape[0] == value.shape[1] and g.chance(5):
+        return f"tl.trans({text})"
+    if size < 4:
+        return renewed(value)
+    halves = (size // 2, 2) if g.chance(5) else (2, size // 2)
+    return f"tl.reshape(tl.trans(tl.reshape({text}, {halves})), {value.shape})"
+
+
+def swap(g: Builder) -> None:
+    """Exchanges two mutable variables."""
+    first = g.find(lambda v: v.mutable)
+    if first is None:
+        return
+    second = g.find(lambda v: v.mutable and (v.shape, v.kind, v.exact) == (first.shape, first.kind, first.exact))
+    assert second is not None
+    if first.text == second.text:
+        return
+    name = g.assign(renewed(first), "t")
+    g.emit(f"{first.text} = {moved(g, second) if g.chance(3) else renewed(second)}")
+    g.emit(f"{second.text} = {name}")
 
 
 def renewed(value: Value) -> str:
@@ -181,6 +205,8 @@ def body(g: Builder) -> None:
     for _ in range(g.integer(1, 3)):
         statement(g)
         change(g)
+    if g.chance(2):
+        swap(g)
 
 
 def branch(g: Builder) -> None:
@@ -252,6 +278,21 @@ def pointer_loop(g: Builder) -> None:
                 g.emit(f"tl.store({pointer}, {out.text}{f', mask={mask}' if mask else ''})")
         g.emit(f"{pointer} += {step}")
         g.emit(f"{at} += {step}")
+
+
+def product_loop(g: Builder) -> None:
+    products.product_loop(g, statement)
+
+
+STRUCTURES: tuple[Line, ...] = (
+    branch,
+    counted_loop,
+    pointer_loop,
+    while_loop,
+    product_loop,
+    counted_loop,
+    products.attention_loop,
+)
 
 
 def memory(g: Builder, number: int, kind: Kind, writable: bool, rounded: bool, programs: int) -> None:

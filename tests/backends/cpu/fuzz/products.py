@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.backends.cpu.fuzz.accesses import store
 from tests.backends.cpu.fuzz.builder import LARGEST, Builder, Memory, Value
 from tests.backends.cpu.fuzz.kinds import BF16, F16, F32, I1, I8, I32, Kind
@@ -38,8 +40,11 @@ def product(g: Builder) -> None:
         g.define(Value(f'tl.dot({arguments}, input_precision="ieee")', shape, F32, bound, grain))
 
 
-def product_loop(g: Builder) -> None:
-    """A loop over K with operands from memory: pointers carried or computed, masks or none, the sum carried."""
+def product_loop(g: Builder, meanwhile: Callable[[Builder], None]) -> None:
+    """A loop over K with operands from memory: pointers carried or computed, masks or none, the sum carried.
+
+    `meanwhile` writes a line that may look at the sum on the way.
+    """
     memories = [m for m in g.memories if m.kind in OPERANDS and m.name != "shared"]
     if not memories:
         return
@@ -55,14 +60,18 @@ def product_loop(g: Builder) -> None:
     if kind.is_float and not F32.exact(bound + F32.bound, grain):
         return
     steps = str(passes) if g.chance(5) else f"tl.minimum(n3, {passes})"
-    k_end = g.integer(0, 3 * depth)
+    k_end = g.choose([passes * depth, max(0, passes * depth - 1), depth, depth // 2, g.integer(0, 3 * depth)])
     carried = g.chance(6)
     sides = []
     for memory, shape, axis in ((left, (rows, depth), 1), (right, (depth, columns), 0)):
         sides.append(_Side(g, memory, shape, axis, passes * depth, carried))
     start = g.exact_like((rows, columns), out) if g.chance(4) else None
+    if start and start.kind.is_float and not F32.exact(bound + start.bound, min(grain, start.grain)):
+        start = None
     zero = f"tl.zeros(({rows}, {columns}), dtype=tl.{out.triton})"
     total = g.assign(f"({start.text} + 0)" if start else zero, "acc")
+    limit, step = (bound + start.bound, min(grain, start.grain)) if start else (bound, grain)
+    made = Value(total, (rows, columns), out, limit, step)
     counter = g.name("k")
     with g.block(f"for {counter} in range({steps}):", repeats=3):
         texts = [side.load(g, counter, k_end if g.chance(5) else None) for side in sides]
@@ -75,10 +84,60 @@ def product_loop(g: Builder) -> None:
             g.emit(f"{total} += tl.dot({a}, {b}{tail})")
         if left.writable and g.chance(2):
             store(g, Value(a, (rows, depth), kind, kind.bound, kind.grain))
+        if g.chance(2):
+            g.scope.append(made)
+            meanwhile(g)
         for side in sides:
             side.advance(g)
-    limit = bound + (start.bound if start else 0.0)
-    g.scope.append(Value(total, (rows, columns), out, limit, min(grain, start.grain if start else grain)))
+    g.scope.append(made)
+
+
+def attention_loop(g: Builder) -> None:
+    """Scores, running maxima and weighted sums, as in flash attention, with weights 0 and 1 so that all is exact."""
+    memories = [m for m in g.memories if m.kind in (F32, F16) and m.name != "shared"]
+    if not memories:
+        return
+    keys = g.choose(memories)
+    values = g.choose([m for m in memories if m.kind == keys.kind])
+    kind = keys.kind
+    rows, inner = g.choose([1, 2, 8, 16]), g.choose([1, 2, 8, 16])
+    width, columns = g.choose([1, 4, 16]), g.choose([1, 8, 16])
+    passes = g.integer(0, 3)
+    score_bound, bound = kind.bound**2 * inner, kind.bound * columns * max(1, passes)
+    query = g.exact_like((rows, inner), kind)
+    if query.bound > kind.bound or query.grain < kind.grain or not kind.exact(bound, kind.grain):
+        return
+    query = g.define(query)
+    key_side = _Side(g, keys, (inner, columns), 1, passes * columns, g.chance(5))
+    value_side = _Side(g, values, (columns, width), 0, passes * columns, g.chance(5))
+    peak = g.assign(f"tl.full(({rows},), -{2 * score_bound}, tl.float32)", "c")
+    total = g.assign(f"tl.zeros(({rows}, {width}), dtype=tl.float32)", "acc")
+    count = g.assign(f"tl.zeros(({rows},), dtype=tl.float32)", "c")
+    counter = g.name("k")
+    end = g.integer(0, passes * columns) if g.chance(5) else None
+    with g.block(f"for {counter} in range({passes if g.chance(5) else f'tl.minimum(n3, {passes})'}):", repeats=3):
+        k = g.assign(key_side.load(g, counter, end), "t")
+        scores = g.assign(f'tl.dot({query.text}, {k}, input_precision="ieee")', "t")
+        if end is not None:
+            inside = f"(tl.arange(0, {columns}) + {counter} * {columns} < {end})[None, :]"
+            scores = g.assign(f"tl.where({inside}, {scores}, -{2 * score_bound})", "t")
+        higher = g.assign(f"tl.maximum({peak}, tl.max({scores}, 1))", "t")
+        weights = g.assign(f"({scores} == {higher}[:, None]).to(tl.{kind.triton})", "t")
+        kept = g.assign(f"({peak} == {higher}).to(tl.float32)", "t")
+        v = g.assign(value_side.load(g, counter, end), "t")
+        g.emit(f"{count} = {count} * {kept} + tl.sum({weights}.to(tl.float32), 1)")
+        if g.chance(5):
+            g.emit(f"{total} = {total} * {kept}[:, None]")
+            g.emit(f'{total} = tl.dot({weights}, {v}, {total}, input_precision="ieee")')
+        else:
+            product = f'tl.dot({weights}, {v}, input_precision="ieee")'
+            g.emit(f"{total} = {total} * {kept}[:, None] + {product}")
+        g.emit(f"{peak} = {higher}")
+        key_side.advance(g)
+        value_side.advance(g)
+    g.scope.append(Value(total, (rows, width), F32, bound, kind.grain))
+    g.scope.append(Value(count, (rows,), F32, float(columns * max(1, passes)), 1.0))
+    g.scope.append(Value(peak, (rows,), F32, 2 * score_bound, kind.grain**2))
 
 
 def _touched(g: Builder, text: str, kind: Kind) -> str:
