@@ -1,7 +1,8 @@
 """How a tile's value changes along each axis: the facts that make vector loads and maskless paths provable.
 
 A stride is 0 (uniform along the axis), an int (pointers: bytes), DYNAMIC (a constant step that only the run knows) or
-GENERAL. Integers are taken not to wrap between the elements of one tile, as Triton's own axis analysis does.
+GENERAL. Integers of 32 and 64 bits are taken not to wrap between the elements of one tile, as Triton's own axis
+analysis does, unless the text shows that they do; narrower ones have strides only where it shows that they do not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ DYNAMIC: Literal["dynamic"] = "dynamic"
 GENERAL: Literal["general"] = "general"
 Stride = int | Literal["dynamic", "general"]
 SAME = {"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast"}
+_BOUNDED = {"arith.extsi", "arith.extui", "arith.trunci", "tt.broadcast", "tt.expand_dims", "tt.trans"}
+_BOUNDED |= {"arith.addi", "arith.subi", "arith.muli"}
 
 
 @dataclass
@@ -25,10 +28,15 @@ class Strides:
 
     inductions: dict[Value, Value] = field(default_factory=dict)
     known: dict[Value, tuple[Stride, ...]] = field(default_factory=dict)
+    limits: dict[Value, tuple[int, int] | None] = field(default_factory=dict)
+    wrapping: set[Value] = field(default_factory=set)
 
     def of(self, value: Value) -> tuple[Stride, ...]:
         if value not in self.known:
-            self.known[value] = self._find(value)
+            found = self._find(value)
+            if any(found) and self.wraps(value):
+                found = tuple(GENERAL if s else 0 for s in found)
+            self.known[value] = found
         return self.known[value]
 
     def is_uniform(self, value: Value) -> bool:
@@ -47,17 +55,42 @@ class Strides:
 
     def bounds(self, value: Value) -> tuple[int, int] | None:
         """The least and the largest value of a tile of indices that only the text decides."""
-        op = value.op
-        known = self.constant(value)
+        if value not in self.limits:
+            found = self._bounds(value)
+            bits = 8 * BYTES.get(value.type.elem, 8)
+            fits = found is not None and -(1 << bits - 1) <= found[0] and found[1] < 1 << bits - 1
+            self.limits[value] = found if fits else None
+            if found is not None and not fits:
+                self.wrapping.add(value)
+        return self.limits[value]
+
+    def _bounds(self, value: Value) -> tuple[int, int] | None:
+        op, known = value.op, self.constant(value)
         if known is not None:
             return known, known
-        if op is None:
+        if op is None or value.type.elem == "i1":
             return None
         if op.name == "tt.make_range":
             return op.attrs["start"], op.attrs["end"] - 1
-        if op.name in ("tt.broadcast", "tt.expand_dims", "tt.trans", "arith.extsi"):
-            return self.bounds(op.operands[0])
-        return None
+        sides = [self.bounds(o) for o in op.operands] if op.name in _BOUNDED else [None]
+        if None in sides:
+            return None
+        (low, high), *others = [s for s in sides if s is not None]
+        if op.name == "arith.extui" and low < 0:
+            return None
+        if not others:
+            return low, high
+        least, most = others[0]
+        if op.name == "arith.addi":
+            return low + least, high + most
+        if op.name == "arith.subi":
+            return low - most, high - least
+        corners = [x * y for x in (low, high) for y in (least, most)]
+        return min(corners), max(corners)
+
+    def wraps(self, value: Value) -> bool:
+        """Whether an integer tile's elements may not lie on a line, their type being too narrow for it."""
+        return self.bounds(value) is None and (value in self.wrapping or value.type.elem in ("i8", "i16"))
 
     def decided(self, op: Op) -> bool | None:
         """What a comparison of indices gives everywhere, if it is one answer and the text decides it."""
