@@ -131,12 +131,7 @@ def _fill_by_shape(f: Frame, pairs: Sequence[tuple[Value, Buffer]]) -> None:
 
 
 def _copy(f: Frame, source: Buffer, target: Buffer) -> None:
-    from .llvm import BYTES
-
-    size = BYTES[target.stored]
-    for dim in target.shape:
-        size *= dim
-    args = (("ptr", target.ref), ("ptr", source.ref), ("i64", str(size)), ("i1", "false"))
+    args = (("ptr", target.ref), ("ptr", source.ref), ("i64", str(target.bytes)), ("i1", "false"))
     f.b.call("void", "llvm.memcpy.p0.p0.i64", *args)
 
 
@@ -168,6 +163,9 @@ def counted(f: Frame, op: Op, carried: Sequence[Value]) -> Iterator[None]:
         f.inductions[argument] = f.inductions[result] = Induction(initial, slot)
         slots.append((step, slot))
     cells = [_cell(f, argument.type) for argument, *_ in held]
+    for (argument, _, yielded, _), cell in zip(held, cells, strict=True):
+        if isinstance(cell, Buffer) and dot.grows_in_place(f, argument, yielded):
+            f.targets[yielded] = cell
     with f.scope():
         assign(f, [initial for _, initial, _, _ in held], cells)
     low, high, by = (f.env[o] for o in op.operands[:3])

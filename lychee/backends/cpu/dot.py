@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from . import elementwise
 from .demand import live_terms
-from .dot_blocks import LEFT, RIGHT, K, M, N, Over, Product, blocks_along_k, blocks_along_n
+from .dot_along_k import blocks_along_k
+from .dot_blocks import LEFT, RIGHT, K, M, N, Over, Product, blocks_along_n
 from .errors import UnsupportedError
 from .frame import Frame
 from .nests import mask_terms, pulled, scattered
@@ -40,11 +42,47 @@ def product(f: Frame, op: Op, start: Value, result: Value, over: Over) -> None:
     along_k = not any(scattered(f, v, p, K) for v, p in pulled(f, sides))
     terms = mask_terms(f, sides, [], others=[(start, (M, N))])
     live = live_terms(f, terms, result)
-    buffer = f.buffer(result.type)
+    buffer = f.targets.get(result) or f.buffer(result.type)
     made = Product(left, right, start, buffer, (rows, columns, depth), elem, tuple(terms), live, over)
-    with f.scope():
+    with f.scope(), _readable_anywhere(f, start) if live else nullcontext():
         (blocks_along_k if along_k else blocks_along_n)(f, made)
     f.buffers[result] = buffer
+
+
+@contextmanager
+def _readable_anywhere(f: Frame, start: Value) -> Iterator[None]:
+    """The tile in a buffer, if reading it reads memory: a product asks for it beyond what its masks allow."""
+    from .control import fill
+
+    if not any(
+        v.op is not None and v.op.name == "tt.load" and v not in f.buffers for v, _ in pulled(f, [(start, (M, N))])
+    ):
+        yield
+        return
+    buffer = f.buffer(start.type)
+    fill(f, [(start, buffer)])
+    f.buffers[start] = buffer
+    yield
+    del f.buffers[start]
+
+
+def grows_in_place(f: Frame, argument: Value, yielded: Value) -> bool:
+    """Whether a loop may keep a carried sum where it is: a product adds to it, and nothing else looks at either."""
+    op = yielded.op
+    if op is None or op.name != "tt.dot" or len(f.uses[yielded]) != 1 or len(yielded.type.shape) != 2:
+        return False
+    stack = [argument]
+    while stack:
+        value = stack.pop()
+        for user in f.uses.get(value, []):
+            if user is op:
+                if value in op.operands[:2]:
+                    return False
+            elif not elementwise.supports(user.name) or user.regions or user.results[0] in f.forced:
+                return False
+            else:
+                stack.append(user.results[0])
+    return True
 
 
 def is_contraction(f: Frame, op: Op) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import elementwise
 from .errors import UnsupportedError
@@ -31,6 +31,10 @@ class Buffer:
     ref: str
     shape: tuple[int, ...]
     elem: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * BYTES[self.stored]
 
     @property
     def stored(self) -> str:
@@ -55,6 +59,7 @@ class Frame:
         self.env: dict[Value, Val] = {}
         self.buffers: dict[Value, Buffer] = {}
         self.inductions: dict[Value, Induction] = {}
+        self.targets: dict[Value, Buffer] = {}  # where products go that have a place already
         self.proven: frozenset[Op] = frozenset()
         self.scopes: list[dict[tuple[Value, Index, int], Val]] = [{}]
 
@@ -81,10 +86,8 @@ class Frame:
             yield Val(elem, index, align=align)
 
     def buffer(self, kind: Type) -> Buffer:
-        elem = "f32" if kind.elem in ("f16", "bf16") else kind.elem
-        size = kind.size * BYTES[elem]
-        stored = "i8" if elem == "i1" else register(elem)
-        made = Buffer(self.b.stack(f"[{kind.size} x {stored}]", size), kind.shape, kind.elem)
+        made = Buffer("", kind.shape, kind.elem)
+        made = replace(made, ref=self.b.stack(f"[{made.bytes} x i8]", made.bytes))
         if self.b.stack_bytes > MAX_STACK:
             raise UnsupportedError(
                 f"the kernel's tiles need more than {MAX_STACK >> 20} MiB per program: use smaller block sizes"

@@ -288,3 +288,12 @@ class Builder:
         else:
             ref = self.add(value.ref, self.mul(value.step, str(lane), value.elem), value.elem)
         return replace(value, ref=ref, lanes=0, step="")
+
+    def lanes(self, value: Val, first: int, count: int) -> Val:
+        """`count` lanes of a vector (of a scalar: itself), as a scalar if it is one."""
+        if count == 1:
+            return self.lane(value, first)
+        if count == value.lanes:
+            return value
+        order = list(range(first, first + count))
+        return Val(value.elem, self.shuffle(value.ref, value.ref, value.elem, value.lanes, order), count)

@@ -235,6 +235,8 @@ class _Analysis:
             return self.plan.forced[result]
         if op.name == "tt.load" and any(self.at.written_between(op, u) for u in users):
             return "memory may change before it is used"
+        if op.name == "tt.load" and len(op.operands) > 1 and any(self.at.loops_between(op, u) for u in users):
+            return "masked, and used inside a loop"
         if cost >= SHARED and len({self.groups.get(u, u) for u in users}) > 1:
             return "dear, and used by several nests"
         if cost >= REPEATED and any(self.at.loops_between(op, u) for u in users):
