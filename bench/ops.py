@@ -102,7 +102,7 @@ def prepared(op: Op[Any, Any], arguments: dict[str, Any], device: str) -> Callab
     binding = op.contract.check(arguments)
     outputs = [torch.empty(binding.shape(s), dtype=binding.dtype(s), device=device) for s in op.contract.outputs]
     extra = op.scratch(**arguments) if op.scratch else {}
-    scratch = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in extra.values()]
+    scratch = [b and torch.empty(b[0], dtype=b[1], device=device) for b in extra.values()]
     return lambda: op.launch(*outputs, *scratch, **arguments)
 
 

@@ -6,6 +6,7 @@ and values alone: not on how much of its path is committed, nor on node ids, blo
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def attention_cost(
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
-@kernel(do_not_specialize=["num_tokens", "max_blocks", "group"])
+@kernel(do_not_specialize=["num_tokens", "num_shares", "max_blocks", "group"])
 def _prefix_kernel(
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -126,19 +127,24 @@ def _prefix_kernel(
     context_lens_ptr,  # [num_seqs]
     block_tables_ptr,  # [num_seqs, max_blocks]
     num_tokens,
+    num_shares,
     num_kv_heads,
     group,
     head_dim,
     max_blocks,
-    block_size,
     scale_log2,
+    BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Fold one split of a sequence's full prefix tiles for all its rows and one group of heads."""
-    seq = tl.program_id(0).to(tl.int64)
+    """Fold one split of a sequence's full prefix tiles for its rows and one group of heads.
+
+    `num_shares` programs share a sequence's rows, one after the other, so that what one read the next finds in a cache.
+    """
+    seq = (tl.program_id(0) // num_shares).to(tl.int64)
+    share = tl.program_id(0) % num_shares
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     first_tile = split * SPLIT
@@ -153,9 +159,8 @@ def _prefix_kernel(
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < head_dim
     offs_t = tl.arange(0, TILE)
-    everywhere = offs_t >= 0
     # Rows and their grouped heads, packed.
-    for start in range(0, num_rows * group, BLOCK_M):
+    for start in range(share * BLOCK_M, num_rows * group, num_shares * BLOCK_M):
         offs_m = start + tl.arange(0, BLOCK_M)
         mask_m = offs_m < num_rows * group
         heads = (first_row + offs_m // group).to(tl.int64) * num_heads + kv_head * group + offs_m % group
@@ -165,12 +170,10 @@ def _prefix_kernel(
         running_sum = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for tile in range(first_tile, last_tile):
-            slots = load_slots(block_table_ptr, tile * TILE + offs_t, block_size, everywhere)
-            k = load_tile(k_cache_ptr, slots, everywhere, kv_head, num_kv_heads, head_dim, BLOCK_D)
-            v = load_tile(v_cache_ptr, slots, everywhere, kv_head, num_kv_heads, head_dim, BLOCK_D)
-            running_max, running_sum, acc = fold_tile(
-                running_max, running_sum, acc, q, k, v, scale_log2, everywhere[None, :]
-            )
+            slots = load_slots(block_table_ptr, tile * TILE + offs_t, BLOCK_SIZE)
+            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, None)
         states = split.to(tl.int64) * num_tokens * num_heads + heads
         running_max_ptr = states_ptr + num_states * head_dim
         tl.store(running_max_ptr + states, running_max, mask=mask_m)
@@ -193,10 +196,10 @@ def _path_kernel(
     group,
     head_dim,
     max_blocks,
-    block_size,
     max_path,
     num_splits,
     scale_log2,
+    BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -238,17 +241,20 @@ def _path_kernel(
         begun = first_tile < prefix_tiles
         states = split * split_states + heads
         mask_s = mask_m & begun
-        running_max = tl.where(begun, tl.load(running_max_ptr + states, mask=mask_s, other=0.0), float("-inf"))
-        running_sum = tl.load(running_max_ptr + num_states + states, mask=mask_s, other=0.0)
         acc = tl.load(states_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
+        running_max = tl.load(running_max_ptr + states, mask=mask_s, other=float("-inf"))
+        running_sum = tl.load(running_max_ptr + num_states + states, mask=mask_s, other=0.0)
+        # Without splits there is nothing to load, and the pointer is to whatever type.
+        acc, running_max, running_sum = acc.to(tl.float32), running_max.to(tl.float32), running_sum.to(tl.float32)
         for tile in range(tl.maximum(first_tile, prefix_tiles), tl.minimum(first_tile + SPLIT, num_tiles)):
-            positions = tile * TILE + offs_t
-            visible = positions < length
-            node = tl.load(path_ptr + positions - context_len, mask=visible & (positions >= context_len), other=0)
+            visible = tile * TILE + offs_t < length
+            # Past its end a path reads its last position again: not even with weight 0 may what lies elsewhere count.
+            positions = tl.minimum(tile * TILE + offs_t, length - 1)
+            node = tl.load(path_ptr + positions - context_len, mask=positions >= context_len, other=0)
             tokens = tl.where(positions < context_len, positions, context_len + node)
-            slots = load_slots(block_table_ptr, tokens, block_size, visible)
-            k = load_tile(k_cache_ptr, slots, visible, kv_head, num_kv_heads, head_dim, BLOCK_D)
-            v = load_tile(v_cache_ptr, slots, visible, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            slots = load_slots(block_table_ptr, tokens, BLOCK_SIZE)
+            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
             running_max, running_sum, acc = fold_tile(
                 running_max, running_sum, acc, q, k, v, scale_log2, visible[None, :]
             )
@@ -268,14 +274,27 @@ def attention_scratch(
 
     One buffer [num_splits, num_tokens, num_heads, head_dim + 2]; in it each of the three is contiguous.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    return {"states": ((num_splits(num_tokens, paging), num_tokens, num_heads, head_dim + 2), torch.float32)}
+    splits = num_splits(q, paging)
+    return {"states": ((splits, q.shape[0], q.shape[1], q.shape[2] + 2), torch.float32) if splits else None}
 
 
-def num_splits(num_tokens: int, paging: Paging) -> int:
-    """Splits whose states the prefix kernel makes; 0 where the path kernel does one split of one row each by itself."""
+def num_splits(q: Tensor, paging: Paging) -> int:
+    """Splits whose states the prefix kernel makes; 0 where the path kernel had better do all by itself.
+
+    That is where there is one split of one row each. A CPU has no need to keep many programs busy, and a second launch
+    costs it as much as folding a few tiles more.
+    """
     splits = cdiv(paging.max_context // TILE, SPLIT)
-    return 0 if splits == 1 and num_tokens == paging.context_lens.shape[0] else splits
+    one_each = q.shape[0] == paging.context_lens.shape[0]
+    if sizes.runs_on_cpu(q):
+        return 0 if splits <= (2 if one_each else paging.max_rows <= 8) else splits
+    return 0 if one_each and splits == 1 else splits
+
+
+@cache
+def cpu_block_m(num_rows: int) -> int:
+    """Rows folded at once: few, to pad little; many, to look up slots seldom, which costs as much as a row."""
+    return min((1, 2, 4, 8, 16), key=lambda rows: cdiv(num_rows, rows) * (rows + 2))
 
 
 @op(
@@ -295,7 +314,7 @@ def num_splits(num_tokens: int, paging: Paging) -> int:
 )
 def attention(
     out: Tensor,
-    states: Tensor,
+    states: Tensor | None,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -310,35 +329,60 @@ def attention(
     # Nothing here may depend on the batch: the same dot shapes fold a row's keys wherever it stands.
     # Five stages keep two tiles in flight; the other stages go to the block table, which is read before them.
     on_cpu = sizes.runs_on_cpu(q)
-    least = 1 if on_cpu else 16  # tensor cores take no narrower dot
-    tiles = {
-        "TILE": TILE,
-        "SPLIT": SPLIT,
-        "BLOCK_D": max(least, next_power_of_2(head_dim)),
-        "num_warps": 4,
-        "num_stages": 5,
-    }
-    scale_log2 = scale * LOG2_E
-    inputs = (q, k_cache, v_cache)
-    shape = (num_kv_heads, group, head_dim, paging.block_tables.shape[1], paging.block_size)
-    splits = states.shape[0]
-    if splits:
-        grid = (paging.context_lens.shape[0], num_kv_heads, splits)
-        batch = (paging.cu_seqlens_q, paging.context_lens, paging.block_tables)
-        # Rows are summed alike in tiles of any height here, so the CPU takes all of a sequence's at once.
-        block_m = min(16, next_power_of_2(paging.max_rows * group)) if on_cpu else max(16, next_power_of_2(group))
-        _prefix_kernel[grid](states, *inputs, *batch, num_tokens, *shape, scale_log2, **tiles, BLOCK_M=block_m)
-    rows = (paging.seq_idx, paging.context_lens, paging.block_tables, ancestors)
+    least, options = (1, {}) if on_cpu else (16, {"num_warps": 4, "num_stages": 5})  # tensor cores: no narrower dot
+    block_d = max(least, next_power_of_2(head_dim))
+    contexts, tables = paging.context_lens, paging.block_tables
+    max_blocks, scale_log2 = tables.shape[1], scale * LOG2_E
+    splits = 0 if states is None else states.shape[0]
+    if states is not None:
+        # Rows are summed alike in tiles of any height here, so the CPU may choose it by their number.
+        num_rows = paging.max_rows * group
+        block_m = cpu_block_m(num_rows) if on_cpu else max(16, next_power_of_2(group))
+        shares = cdiv(num_rows, block_m) if on_cpu else 1  # of a sequence's rows: a GPU has them read its keys once
+        _prefix_kernel[(contexts.shape[0] * shares, num_kv_heads, splits)](
+            states,
+            q,
+            k_cache,
+            v_cache,
+            paging.cu_seqlens_q,
+            contexts,
+            tables,
+            num_tokens,
+            shares,
+            num_kv_heads,
+            group,
+            head_dim,
+            max_blocks,
+            scale_log2,
+            paging.block_size,
+            TILE,
+            SPLIT,
+            block_m,
+            block_d,
+            **options,
+        )
     _path_kernel[(num_tokens, num_kv_heads)](
         out,
-        states,
-        *inputs,
-        *rows,
-        *shape,
+        out if states is None else states,
+        q,
+        k_cache,
+        v_cache,
+        paging.seq_idx,
+        contexts,
+        tables,
+        ancestors,
+        num_kv_heads,
+        group,
+        head_dim,
+        max_blocks,
         ancestors.shape[1],
         splits,
         scale_log2,
-        **tiles,
-        BLOCK_M=max(least, next_power_of_2(group)),
-        BLOCK_P=64,
+        paging.block_size,
+        TILE,
+        SPLIT,
+        max(least, next_power_of_2(group)),
+        block_d,
+        64,
+        **options,
     )

@@ -91,8 +91,8 @@ def _prefill_kernel(
     group,
     head_dim,
     max_blocks,
-    block_size,
     scale_log2,
+    BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -122,12 +122,10 @@ def _prefill_kernel(
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile_start in range(0, length, TILE):
-        positions = tile_start + offs_t
-        stored = positions < length
-        slots = load_slots(block_table_ptr, positions, block_size, stored)
-        k = load_tile(k_cache_ptr, slots, stored, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        v = load_tile(v_cache_ptr, slots, stored, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        visible = positions[None, :] <= row_positions[:, None]
+        slots = load_slots(block_table_ptr, tl.minimum(tile_start + offs_t, length - 1), BLOCK_SIZE)
+        k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        visible = (tile_start + offs_t)[None, :] <= row_positions[:, None]
         running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
     tl.store(out_ptr + offsets, acc / running_sum[:, None], mask=mask_md)
 
@@ -168,8 +166,8 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
         group,
         head_dim,
         paging.block_tables.shape[1],
-        paging.block_size,
         scale * LOG2_E,
+        BLOCK_SIZE=paging.block_size,
         TILE=tile,
         BLOCK_M=block_m,
         BLOCK_D=max(1 if sizes.runs_on_cpu(q) else 16, next_power_of_2(head_dim)),

@@ -15,10 +15,12 @@ def fold_tile(
     k,  # [TILE, BLOCK_D]
     v,  # [TILE, BLOCK_D]
     scale_log2,
-    visible,  # bool, broadcasts to [BLOCK_M, TILE]; by now every row has seen a key
+    visible,  # bool, broadcasts to [BLOCK_M, TILE]; None for all of them; by now every row has seen a key
 ):
     """One step of online softmax (arXiv:2205.14135). fma by name, so that no compiler chooses where to contract."""
-    scores = tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if visible is not None:
+        scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
     shrink = tl.exp2(running_max - new_max)
     probs = tl.exp2(tl.fma(scores, scale_log2, -new_max[:, None]))
@@ -31,13 +33,12 @@ def fold_tile(
 def load_tile(
     cache_ptr,  # [num_slots, num_kv_heads, head_dim]
     slots,  # int64 [TILE]
-    mask,  # [TILE]
     head_idx,
     num_kv_heads,
     head_dim,
     BLOCK_D: tl.constexpr,
 ):
-    """Keys or values of a tile [TILE, BLOCK_D], 0 where masked."""
+    """Keys or values of a tile [TILE, BLOCK_D], 0 past head_dim."""
     offs_d = tl.arange(0, BLOCK_D)
-    offsets = (slots[:, None] * num_kv_heads + head_idx) * head_dim + offs_d[None, :]
-    return tl.load(cache_ptr + offsets, mask=mask[:, None] & (offs_d < head_dim)[None, :], other=0.0)
+    rows = (slots * num_kv_heads + head_idx) * head_dim
+    return tl.load(cache_ptr + rows[:, None] + offs_d[None, :], mask=(offs_d < head_dim)[None, :], other=0.0)

@@ -24,17 +24,21 @@ For `rms_norm(x, weight, eps)` it reads, shortened:
         output_0 = empty_like(x)
         launch(output_0, x, weight, eps)
         return output_0
+
+A struct's tensors are checked in its first call; what was found, its axes and device, stays with the (frozen) struct.
 """
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .specs import struct_specs
 from .types import Scratch, Spec
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ def call_code(
     else than an int, a struct that may be None and is not, or is of a subclass, a tensor that may be None and has an
     axis, dtype or device of its own.
     """
-    code = _Code(contract)
+    code = _Call(contract)
     maybe: list[tuple[str, Spec]] = []
     for key, spec in contract.inputs.items():
         if key in contract.optional:
@@ -65,36 +69,21 @@ def call_code(
             code.refuse_if(f"{key} is not None")
             continue
         code.refuse_if(f"type({key}) is not {code.named(struct.__name__, struct)}")
+        code.struct(key, struct)
         specs, optional = contract.struct_specs(key)
-        for field, spec in specs.items():
-            if field in optional:
-                maybe.append((f"{key}.{field}", spec))
-            else:
-                code.tensor(f"{key}.{field}", spec)
+        maybe += [(f"{key}.{field}", spec) for field, spec in specs.items() if field in optional]
     for value, spec in maybe:
         code.tensor_or_none(value, spec)
     return code.function(launch, scratch, otherwise)
 
 
 class _Code:
-    """The lines so far, the objects they name, and the variables that hold a value by now."""
+    """The lines of a function so far, the objects they name, and the variables that hold a value by now."""
 
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
-        self.scope: dict[str, Any] = {"Tensor": Tensor, "empty": torch.empty, "empty_like": torch.empty_like}
+    def __init__(self, head: str) -> None:
+        self.scope: dict[str, Any] = {"Tensor": Tensor}
         self.known: set[str] = set()
-        self.indent = ""
-        defaults = {key: f"={self.named(f'default_{key}', value)}" for key, value in contract.defaults.items()}
-        self.lines = [f"def call({', '.join(key + defaults.get(key, '') for key in contract.parameters)}):"]
-        self.indent = "    "
-        self.line("sound = False")
-        self.line("try:")
-        self.indent = "        "
-        axes = {axis for spec in contract.specs() for axis, _ in spec.parsed}
-        for key in contract.parameters:
-            if key in axes and key not in contract.inputs:
-                self.refuse_if(f"type({key}) is not int")
-                self.assign(f"axis_{key}", key)
+        self.lines, self.indent = [head], "    "
 
     def named(self, name: str, value: Any) -> str:
         self.scope[name] = value
@@ -134,6 +123,68 @@ class _Code:
             self.assign("common_device", "checked.device")
         self.refuse_if(*conditions, "not checked.is_contiguous()")
 
+    def compiled(self, title: str) -> Any:
+        """The function that the lines define."""
+        text, file = "\n".join(self.lines), f"<{title}>"
+        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # for tracebacks
+        exec(compile(text, file, "exec"), self.scope)
+        return self.scope[self.lines[0].removeprefix("def ").partition("(")[0]]
+
+    def _dtype(self, spec: Spec) -> str:
+        """The name of the only dtype, or of the variable that holds the one chosen from the set."""
+        names = [str(dtype).removeprefix("torch.") for dtype in spec.dtypes]
+        if len(names) == 1:
+            return self.named(names[0], spec.dtypes[0])
+        return f"dtype_{'_or_'.join(names)}"
+
+
+@cache
+def _facts_code(struct: type) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[str, ...]]:
+    """A function that checks a struct's required tensors and leaves their facts with it, and the facts' variables.
+
+    It raises ValueError where they do not fit each other or their specs.
+    """
+    code, (specs, optional) = _Code("def facts(struct):"), struct_specs(struct)
+    for field, spec in specs.items():
+        if field not in optional:
+            code.tensor(f"struct.{field}", spec)
+    variables = tuple(sorted(code.known))
+    code.line(f"struct.__dict__['_facts'] = found = ({', '.join(variables)},)")
+    code.line("return found")
+    return code.compiled(f"facts of {struct.__name__}"), variables
+
+
+class _Call(_Code):
+    """The function that an op's call is."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        super().__init__("")
+        self.scope |= {"empty": torch.empty, "empty_like": torch.empty_like}
+        defaults = {key: f"={self.named(f'default_{key}', value)}" for key, value in contract.defaults.items()}
+        self.lines = [f"def call({', '.join(key + defaults.get(key, '') for key in contract.parameters)}):"]
+        self.line("sound = False")
+        self.line("try:")
+        self.indent = "        "
+        axes = {axis for spec in contract.specs() for axis, _ in spec.parsed}
+        for key in contract.parameters:
+            if key in axes and key not in contract.inputs:
+                self.refuse_if(f"type({key}) is not int")
+                self.assign(f"axis_{key}", key)
+
+    def struct(self, key: str, struct: type) -> None:
+        """The struct's tensors must fit, each other and what is known. What they tell is known after."""
+        make, variables = _facts_code(struct)
+        made = self.named(f"facts_of_{struct.__name__}", make)
+        self.line(f"facts = {key}.__dict__.get('_facts')")
+        self.line(f"if facts is None: facts = {made}({key})")
+        self.line(f"({''.join(f'its_{v}, ' for v in variables)}) = facts")
+        if clashes := [f"{v} != its_{v}" for v in variables if v in self.known]:
+            self.refuse_if(*clashes)
+        for v in variables:
+            if v not in self.known:
+                self.assign(v, f"its_{v}")
+
     def tensor_or_none(self, value: str, spec: Spec) -> None:
         """The same of a value that may be None; a tensor that would make something known is refused."""
         if not self.known.issuperset(["common_device", *self._variables(spec)]):
@@ -161,15 +212,12 @@ class _Code:
         made = list(outputs)
         if scratch is not None:
             made.append("*buffers")
-            each = f"for shape, dtype in scratch({arguments}).values()"
-            self.line(f"buffers = [empty(*shape, dtype=dtype, device=common_device) {each}]")
+            made_of = "empty(*buffer[0], dtype=buffer[1], device=common_device) if buffer else None"
+            self.line(f"buffers = [{made_of} for buffer in scratch({arguments}).values()]")
         self.line(f"launch({', '.join([*made, arguments])})")
         self.line(f"return {', '.join(outputs) or None}")
         self.scope.update(launch=launch, scratch=scratch, otherwise=otherwise)
-        text, file = "\n".join(self.lines), f"<call of {self.contract.name}>"
-        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # for tracebacks
-        exec(compile(text, file, "exec"), self.scope)
-        call: Callable[..., Any] = self.scope["call"]
+        call: Callable[..., Any] = self.compiled(f"call of {self.contract.name}")
         return call
 
     def _empty(self, spec: Spec) -> str:
@@ -180,13 +228,6 @@ class _Code:
         # Sizes one by one: a tuple of them takes half a microsecond longer to read.
         sizes = "".join(f"axis_{axis} + {more}, " if more else f"axis_{axis}, " for axis, more in spec.parsed)
         return f"empty({sizes}dtype={self._dtype(spec)}, device=common_device)"
-
-    def _dtype(self, spec: Spec) -> str:
-        """The name of the only dtype, or of the variable that holds the one chosen from the set."""
-        names = [str(dtype).removeprefix("torch.") for dtype in spec.dtypes]
-        if len(names) == 1:
-            return self.named(names[0], spec.dtypes[0])
-        return f"dtype_{'_or_'.join(names)}"
 
     def _variables(self, spec: Spec) -> list[str]:
         """What must be known of a tensor of this spec before one can be made."""

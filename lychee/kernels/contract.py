@@ -5,42 +5,20 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import types as pytypes
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from .specs import members, optional_of, spec_of, struct_specs
 from .types import Spec
 
 
 class ContractError(ValueError):
     """An argument does not fit the op's contract; the message names it, its value and what is allowed."""
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the hint alone."""
-    return get_args(hint) if get_origin(hint) in (Union, pytypes.UnionType) else (hint,)
-
-
-def _spec(hint: Any) -> Spec | None:
-    """The Spec inside `Annotated[Tensor, Spec]` or `Annotated[Tensor, Spec] | None`."""
-    annotated = (h for h in _members(hint) if get_origin(h) is Annotated)
-    return next((m for h in annotated for m in h.__metadata__ if isinstance(m, Spec)), None)
-
-
-def _optional(hints: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(k for k, hint in hints.items() if pytypes.NoneType in _members(hint))
-
-
-@functools.cache
-def _struct_specs(struct: type) -> tuple[dict[str, Spec], frozenset[str]]:
-    hints = get_type_hints(struct, include_extras=True)
-    return {f.name: s for f in fields(struct) if (s := _spec(hints[f.name]))}, _optional(hints)
 
 
 class Contract:
@@ -51,17 +29,17 @@ class Contract:
         returned = hints.pop("return")
         outs = get_args(returned) if get_origin(returned) is tuple else (returned,)
         self.name = name
-        self.outputs = tuple(s for h in outs if (s := _spec(h)))
-        self.inputs = {k: s for k, h in hints.items() if (s := _spec(h))}
-        self.structs = {k: cast(type, m) for k, h in hints.items() for m in _members(h) if is_dataclass(m)}
-        self.optional = _optional(hints)
+        self.outputs = tuple(s for h in outs if (s := spec_of(h)))
+        self.inputs = {k: s for k, h in hints.items() if (s := spec_of(h))}
+        self.structs = {k: cast(type, m) for k, h in hints.items() for m in members(h) if is_dataclass(m)}
+        self.optional = optional_of(hints)
         signature = inspect.signature(reference)
         self.parameters = tuple(signature.parameters)
         self.defaults = {k: p.default for k, p in signature.parameters.items() if p.default is not p.empty}
 
     def struct_specs(self, key: str) -> tuple[dict[str, Spec], frozenset[str]]:
         """Specs of a struct argument's tensor fields by name, and the names that may be None."""
-        return _struct_specs(self.structs[key])
+        return struct_specs(self.structs[key])
 
     def specs(self) -> Iterator[Spec]:
         """Of every tensor, inputs first."""

@@ -27,11 +27,9 @@ def load_slots(
     block_table_ptr,  # [max_blocks], of one sequence
     tokens,  # int32, any shape: positions, or context_len plus node
     block_size,
-    mask,
 ):
-    """int64 slots of the tokens; 0 where masked."""
-    block = tl.load(block_table_ptr + tokens // block_size, mask=mask, other=0).to(tl.int64)
-    return tl.where(mask, block * block_size + tokens % block_size, 0)
+    """int64 slots of the tokens, all of which the sequence's blocks hold."""
+    return tl.load(block_table_ptr + tokens // block_size).to(tl.int64) * block_size + tokens % block_size
 
 
 def commit_kv_reference(
@@ -106,8 +104,8 @@ def _commit_kv_kernel(
     for depth in range(max_path):
         node = tl.load(paths_ptr + seq * max_path + depth)
         if node > depth:
-            source = load_slots(block_table_ptr, context_len + node, block_size, True)
-            target = load_slots(block_table_ptr, context_len + depth, block_size, True)
+            source = load_slots(block_table_ptr, context_len + node, block_size)
+            target = load_slots(block_table_ptr, context_len + depth, block_size)
             for start in range(0, width, BLOCK_W):
                 offs_w = start + tl.arange(0, BLOCK_W)
                 mask_w = offs_w < width

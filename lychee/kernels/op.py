@@ -58,7 +58,7 @@ class Op(Generic[P, R]):
             torch.empty(binding.shape(s), dtype=binding.dtype(s), device=binding.device) for s in self.contract.outputs
         ]
         extra = self.scratch(**arguments) if self.scratch else {}
-        scratch = [torch.empty(shape, dtype=dtype, device=binding.device) for shape, dtype in extra.values()]
+        scratch = [b and torch.empty(b[0], dtype=b[1], device=binding.device) for b in extra.values()]
         self.launch(*outputs, *scratch, **arguments)
         return cast(R, tuple(outputs) if len(outputs) > 1 else outputs[0] if outputs else None)
 
@@ -78,7 +78,8 @@ def op(
 ) -> Callable[[Callable[..., None]], Op[P, R]]:
     """Register a launch as an op. `typical` gives a production size for every axis that `sample` takes.
 
-    `scratch(**inputs)` names buffers (shape, dtype) that the launch needs besides its outputs; they follow the outputs.
+    `scratch(**inputs)` names buffers (shape, dtype) that the launch needs besides its outputs; they follow the outputs,
+    with None for one that is not needed this time.
     """
 
     def register(launch: Callable[..., None]) -> Op[P, R]:

@@ -26,7 +26,8 @@ GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
 PROMPT_BIT = 30  # of SamplingTensors.token_counts: the token is in the prompt; the bits below count its emissions
 
 
-Scratch = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of a launch's buffers by name
+# Shape and dtype of a launch's buffers by name; None for one that this call does without.
+Scratch = Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]
 
 
 @dataclass(frozen=True)

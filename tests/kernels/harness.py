@@ -55,10 +55,11 @@ def check_launch(op: Op[Any, Any], inputs: dict[str, Any], dtype: torch.dtype) -
     binding = op.contract.check(mine)
     outputs = [guarded(binding.shape(s), binding.dtype(s), binding.device) for s in op.contract.outputs]
     extra = op.scratch(**mine) if op.scratch else {}
-    scratch = [guarded(shape, kind, binding.device) for shape, kind in extra.values()]
-    before = [rims(b) for _, b in outputs + scratch]
-    op.launch(*(w for w, _ in outputs + scratch), **mine)
-    for (_, buffer), rim in zip(outputs + scratch, before, strict=True):
+    scratch = [buffer and guarded(*buffer, binding.device) for buffer in extra.values()]
+    made = [*outputs, *filter(None, scratch)]
+    before = [rims(b) for _, b in made]
+    op.launch(*(w for w, _ in outputs), *(pair and pair[0] for pair in scratch), **mine)
+    for (_, buffer), rim in zip(made, before, strict=True):
         torch.testing.assert_close(
             rims(buffer), rim, rtol=0, atol=0, equal_nan=True, msg=f"{op.name}: guard rim written"
         )

@@ -137,9 +137,10 @@ def _extra(g: Builder, places: Places, shape: Shape) -> str:
 def comparison(g: Builder, lanes: str, size: int) -> str:
     """Lane numbers against an end, mostly one near the lanes' own."""
     end = g.scalar_integer(32) if g.chance(4) else str(g.choose([size, size - 1, 1, 0, size // 2, size - 2]))
-    return g.choose(["({lanes} < {end})", "({end} > {lanes})", "({lanes} <= {end})", "({end} >= {lanes})"] * 2 + [
-        "({lanes} >= {end})", "({end} < {lanes})"
-    ]).format(lanes=lanes, end=end)
+    return g.choose(
+        ["({lanes} < {end})", "({end} > {lanes})", "({lanes} <= {end})", "({end} >= {lanes})"] * 2
+        + ["({lanes} >= {end})", "({end} < {lanes})"]
+    ).format(lanes=lanes, end=end)
 
 
 def load(g: Builder) -> None:
