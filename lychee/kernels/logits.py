@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .logit_edits import bias_and_ban, edit_kernel, penalised
-from .logit_filters import filter_kernel, filtered
+from .logit_filters import edge_kernel, filter_kernel, filtered
 from .op import op
-from .sizes import cdiv
-from .types import GREEDY_BELOW, NEVER, PROMPT_BIT, Cost, Logits, LogProbs, SamplingRows, SamplingTensors
+from .sizes import cdiv, next_power_of_2, runs_on_cpu
+from .types import GREEDY_BELOW, NEVER, PROMPT_BIT, Cost, Logits, LogProbs, SamplingRows, SamplingTensors, Scratch
 
 
 def process_logits_reference(logits: Logits, rows: SamplingRows, sampling: SamplingTensors, vocab: int) -> LogProbs:
@@ -84,14 +84,33 @@ def process_logits_cost(logits: Tensor, rows: SamplingRows, sampling: SamplingTe
     return Cost(flops=8 * logits.shape[0] * vocab, bytes=4 * words * logits.shape[0] * vocab)
 
 
+def process_logits_scratch(logits: Tensor, rows: SamplingRows, sampling: SamplingTensors, vocab: int) -> Scratch:
+    """The largest logit of each block, and what `edge_kernel` finds of each row."""
+    num_rows = logits.shape[0]
+    blocks = cdiv(vocab, _block(logits))
+    return {"maxima": ((num_rows, blocks), torch.float32), "edges": ((num_rows, 4), torch.float32)}
+
+
+def _block(logits: Tensor) -> int:
+    """Tokens that share a maximum: few on the CPU, where skipping one is cheap."""
+    return 128 if runs_on_cpu(logits) else 4096
+
+
 @op(
     reference=process_logits_reference,
     sample=process_logits_sample,
     cost=process_logits_cost,
     typical={"num_rows": 16, "num_seqs": 4, "vocab": 32000, "padding": 0, "has_counts": 1},
+    scratch=process_logits_scratch,
 )
 def process_logits(
-    log_probs: Tensor, logits: Tensor, rows: SamplingRows, sampling: SamplingTensors, vocab: int
+    log_probs: Tensor,
+    maxima: Tensor,
+    edges: Tensor,
+    logits: Tensor,
+    rows: SamplingRows,
+    sampling: SamplingTensors,
+    vocab: int,
 ) -> None:
     """Log-probabilities after bias and bans, min_tokens, bad words, penalties, temperature, min_p, top_k, top_p.
 
@@ -101,14 +120,18 @@ def process_logits(
     below 1e-5 is greedy: no filters, and the result is the logit less its row's largest. A row with everything banned
     is -inf throughout. Logits must be finite or -inf.
 
-    Edits split the vocabulary over programs. The filters take one program per row and no sort: edges are found by
-    bisection over order-preserving integer keys, 31 passes over the row for each of top_k and top_p in use.
+    Edits, and the last step, split the vocabulary over programs. Between them one program per row finds the edges, with
+    no sort: by bisection over order-preserving integer keys, up to 31 passes for each of top_k and top_p in use. A
+    pass reads the blocks of the row whose largest value counts. Logits that nothing edits are read where they are.
     """
     num_rows, model_vocab = logits.shape
     _, max_words, max_len = sampling.bad_words.shape
-    counts = sampling.token_counts
-    edit_kernel[(num_rows, cdiv(vocab, 1024))](
+    max_stop, max_bias = sampling.stop_ids.shape[1], sampling.bias_ids.shape[1]
+    counts, BLOCK_V = sampling.token_counts, _block(logits)
+    has_edits = bool(max_stop or max_bias or max_words) or counts is not None
+    edit_kernel[(cdiv(vocab, 4096), num_rows)](
         log_probs,
+        maxima,
         logits,
         rows.seq_idx,
         rows.positions,
@@ -126,22 +149,33 @@ def process_logits(
         vocab,
         model_vocab,
         rows.recent_tokens.shape[1],
-        sampling.stop_ids.shape[1],
-        sampling.bias_ids.shape[1],
+        max_stop,
+        max_bias,
         max_words,
         max_len,
+        HAS_EDITS=has_edits,
         HAS_COUNTS=counts is not None,
-        BLOCK_V=1024,
+        BLOCKS=4096 // BLOCK_V,
+        BLOCK_V=BLOCK_V,
+        num_warps=8,
     )
-    filter_kernel[(num_rows,)](
-        log_probs,
+    x, x_stride = (log_probs, vocab) if has_edits else (logits, model_vocab)
+    edge_kernel[(num_rows,)](
+        edges,
+        x,
+        maxima,
         rows.seq_idx,
         sampling.temperature,
         sampling.top_k,
         sampling.top_p,
         sampling.min_p,
         vocab,
+        x_stride,
         GREEDY_BELOW,
-        BLOCK_V=4096,
+        BLOCK_V=BLOCK_V,
+        BLOCK_B=next_power_of_2(maxima.shape[1]),
         num_warps=8,
+    )
+    filter_kernel[(cdiv(vocab, 4096), num_rows)](
+        log_probs, x, edges, vocab, x_stride, GREEDY_BELOW, BLOCK_V=4096, num_warps=8
     )
