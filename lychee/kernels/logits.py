@@ -93,7 +93,7 @@ def process_logits_scratch(logits: Tensor, rows: SamplingRows, sampling: Samplin
 
 def _block(logits: Tensor) -> int:
     """Tokens that share a maximum: few on the CPU, where skipping one is cheap."""
-    return 128 if runs_on_cpu(logits) else 4096
+    return 256 if runs_on_cpu(logits) else 4096
 
 
 @op(
@@ -176,6 +176,6 @@ def process_logits(
         BLOCK_B=next_power_of_2(maxima.shape[1]),
         num_warps=8,
     )
-    filter_kernel[(cdiv(vocab, 4096), num_rows)](
-        log_probs, x, edges, vocab, x_stride, GREEDY_BELOW, BLOCK_V=4096, num_warps=8
+    filter_kernel[(cdiv(vocab, 1024), num_rows)](
+        log_probs, x, edges, vocab, x_stride, GREEDY_BELOW, BLOCK_V=1024
     )
