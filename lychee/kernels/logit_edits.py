@@ -75,33 +75,35 @@ def edit_kernel(
     max_bias,
     max_words,
     max_len,
-    HAS_EDITS: tl.constexpr,  # without, x is not written
+    HAS_LISTS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
-    blocks = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    offs_v = blocks[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    mask_v = offs_v < vocab
-    x = tl.load(logits_ptr + row * model_vocab + offs_v, mask=mask_v, other=float("-inf"))
-    if HAS_EDITS:
-        seq = tl.load(seq_idx_ptr + row).to(tl.int64)
-        for i in range(max_bias):
-            token = tl.load(bias_ids_ptr + seq * max_bias + i)
-            x = tl.where(offs_v == token, x + tl.load(bias_ptr + seq * max_bias + i), x)
-        if tl.load(positions_ptr + row) + 1 < tl.load(min_position_ptr + seq):
-            for i in range(max_stop):
-                x = tl.where(offs_v == tl.load(stop_ids_ptr + seq * max_stop + i), float("-inf"), x)
-        recent_end = recent_ptr + (row + 1) * window
-        for i in range(max_words):
-            word_end = bad_words_ptr + (seq * max_words + i + 1) * max_len
-            differing = 0
-            for back in range(2, max_len + 1):
-                wanted = tl.load(word_end - back)
-                passed = tl.load(recent_end - back + 1, mask=back <= window + 1, other=-1)
-                differing += ((wanted != -1) & (wanted != passed)).to(tl.int32)
-            x = tl.where((offs_v == tl.load(word_end - 1)) & (differing == 0), float("-inf"), x)
+    seq = tl.load(seq_idx_ptr + row).to(tl.int64)
+    recent_end = recent_ptr + (row + 1) * window
+    num_blocks = tl.cdiv(vocab, BLOCK_V)
+    first = tl.program_id(0) * BLOCKS
+    for block in range(first, tl.minimum(first + BLOCKS, num_blocks)):
+        offs_v = block * BLOCK_V + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        x = tl.load(logits_ptr + row * model_vocab + offs_v, mask=mask_v, other=float("-inf"))
+        if HAS_LISTS:
+            for i in range(max_bias):
+                token = tl.load(bias_ids_ptr + seq * max_bias + i)
+                x = tl.where(offs_v == token, x + tl.load(bias_ptr + seq * max_bias + i), x)
+            if tl.load(positions_ptr + row) + 1 < tl.load(min_position_ptr + seq):
+                for i in range(max_stop):
+                    x = tl.where(offs_v == tl.load(stop_ids_ptr + seq * max_stop + i), float("-inf"), x)
+            for i in range(max_words):
+                word_end = bad_words_ptr + (seq * max_words + i + 1) * max_len
+                differing = 0
+                for back in range(2, max_len + 1):
+                    wanted = tl.load(word_end - back)
+                    passed = tl.load(recent_end - back + 1, mask=back <= window + 1, other=-1)
+                    differing += ((wanted != -1) & (wanted != passed)).to(tl.int32)
+                x = tl.where((offs_v == tl.load(word_end - 1)) & (differing == 0), float("-inf"), x)
         if HAS_COUNTS:
             counts = tl.load(token_counts_ptr + seq * vocab + offs_v, mask=mask_v, other=0)
             emitted = counts & 0x3FFFFFFF
@@ -113,5 +115,4 @@ def edit_kernel(
             x -= tl.load(frequency_ptr + seq) * emitted.to(tl.float32)
             x -= tl.load(presence_ptr + seq) * (emitted > 0).to(tl.float32)
         tl.store(x_ptr + row * vocab + offs_v, x, mask=mask_v)
-    num_blocks = tl.cdiv(vocab, BLOCK_V)
-    tl.store(maxima_ptr + row * num_blocks + blocks, tl.max(x, axis=1), mask=blocks < num_blocks)
+        tl.store(maxima_ptr + row * num_blocks + block, tl.max(x, axis=0))

@@ -74,7 +74,7 @@ def _last_key(x_ptr, maxima_ptr, largest, temperature, vocab, budget, last, COUN
 @kernel
 def edge_kernel(
     edges_ptr,  # [num_rows, 4]: the largest value, the temperature, how far below it tokens stay, log of their mass
-    x_ptr,  # [num_rows, x_stride]
+    x_ptr,  # [num_rows, vocab]
     maxima_ptr,  # [num_rows, num_blocks]
     seq_idx_ptr,  # [num_rows]
     temperature_ptr,  # [num_seqs]
@@ -82,7 +82,6 @@ def edge_kernel(
     top_p_ptr,  # [num_seqs]
     min_p_ptr,  # [num_seqs]
     vocab,
-    x_stride,
     greedy_below,
     BLOCK_V: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -90,7 +89,7 @@ def edge_kernel(
     row = tl.program_id(0).to(tl.int64)
     num_blocks = tl.cdiv(vocab, BLOCK_V)
     edges_ptr += row * 4
-    x_ptr += row * x_stride
+    x_ptr += row * vocab
     maxima_ptr += row * num_blocks
     seq = tl.load(seq_idx_ptr + row).to(tl.int64)
     offs_b = tl.arange(0, BLOCK_B)
@@ -120,26 +119,23 @@ def edge_kernel(
 
 @kernel
 def filter_kernel(
-    log_probs_ptr,  # [num_rows, vocab]
-    x_ptr,  # [num_rows, x_stride], may be the same
+    x_ptr,  # [num_rows, vocab], in place
     edges_ptr,  # [num_rows, 4]
     vocab,
-    x_stride,
     greedy_below,
     BLOCK_V: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    log_probs_ptr += row * vocab
-    x_ptr += row * x_stride
+    x_ptr += row * vocab
     edges_ptr += row * 4
     largest = tl.load(edges_ptr)
     temperature = tl.load(edges_ptr + 1)
     if temperature < greedy_below:
         x = tl.load(x_ptr + offs_v, mask=offs_v < vocab, other=float("-inf"))
-        tl.store(log_probs_ptr + offs_v, x - largest, mask=offs_v < vocab)
+        tl.store(x_ptr + offs_v, x - largest, mask=offs_v < vocab)
     else:
         below = _below_largest(x_ptr, offs_v, largest, temperature, vocab)
         kept = below <= tl.load(edges_ptr + 2)
         log_mass = tl.load(edges_ptr + 3)
-        tl.store(log_probs_ptr + offs_v, tl.where(kept, -below - log_mass, float("-inf")), mask=offs_v < vocab)
+        tl.store(x_ptr + offs_v, tl.where(kept, -below - log_mass, float("-inf")), mask=offs_v < vocab)

@@ -122,13 +122,12 @@ def process_logits(
 
     Edits, and the last step, split the vocabulary over programs. Between them one program per row finds the edges, with
     no sort: by bisection over order-preserving integer keys, up to 31 passes for each of top_k and top_p in use. A
-    pass reads the blocks of the row whose largest value counts. Logits that nothing edits are read where they are.
+    pass reads the blocks of the row whose largest value counts.
     """
     num_rows, model_vocab = logits.shape
     _, max_words, max_len = sampling.bad_words.shape
     max_stop, max_bias = sampling.stop_ids.shape[1], sampling.bias_ids.shape[1]
     counts, BLOCK_V = sampling.token_counts, _block(logits)
-    has_edits = bool(max_stop or max_bias or max_words) or counts is not None
     edit_kernel[(cdiv(vocab, 4096), num_rows)](
         log_probs,
         maxima,
@@ -153,16 +152,15 @@ def process_logits(
         max_bias,
         max_words,
         max_len,
-        HAS_EDITS=has_edits,
+        HAS_LISTS=bool(max_stop or max_bias or max_words),
         HAS_COUNTS=counts is not None,
         BLOCKS=4096 // BLOCK_V,
         BLOCK_V=BLOCK_V,
         num_warps=8,
     )
-    x, x_stride = (log_probs, vocab) if has_edits else (logits, model_vocab)
     edge_kernel[(num_rows,)](
         edges,
-        x,
+        log_probs,
         maxima,
         rows.seq_idx,
         sampling.temperature,
@@ -170,12 +168,9 @@ def process_logits(
         sampling.top_p,
         sampling.min_p,
         vocab,
-        x_stride,
         GREEDY_BELOW,
         BLOCK_V=BLOCK_V,
         BLOCK_B=next_power_of_2(maxima.shape[1]),
         num_warps=8,
     )
-    filter_kernel[(cdiv(vocab, 1024), num_rows)](
-        log_probs, x, edges, vocab, x_stride, GREEDY_BELOW, BLOCK_V=1024
-    )
+    filter_kernel[(cdiv(vocab, 1024), num_rows)](log_probs, edges, vocab, GREEDY_BELOW, BLOCK_V=1024)

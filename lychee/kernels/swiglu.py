@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .kernel import kernel
 from .op import op
-from .sizes import cdiv
+from .sizes import cdiv, runs_on_cpu
 from .types import Cost, Intermediate
 
 
@@ -51,5 +51,5 @@ def _swiglu_kernel(
 )
 def swiglu(y: Tensor, gate: Tensor, up: Tensor) -> None:
     """y = gate * sigmoid(gate) * up, element by element; rounded once at the end."""
-    BLOCK, numel = 1024, gate.numel()
+    BLOCK, numel = 256 if runs_on_cpu(gate) else 1024, gate.numel()
     _swiglu_kernel[(cdiv(numel, BLOCK),)](y, gate, up, numel, BLOCK=BLOCK)
