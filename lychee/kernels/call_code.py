@@ -2,7 +2,7 @@
 
 For `rms_norm(x, weight, eps)` it reads, shortened:
 
-    def call(x, weight, eps):
+    def rms_norm(x, weight, eps):
         sound = False
         try:
             checked = x
@@ -162,7 +162,7 @@ class _Call(_Code):
         super().__init__("")
         self.scope |= {"empty": torch.empty, "empty_like": torch.empty_like}
         defaults = {key: f"={self.named(f'default_{key}', value)}" for key, value in contract.defaults.items()}
-        self.lines = [f"def call({', '.join(key + defaults.get(key, '') for key in contract.parameters)}):"]
+        self.lines = [f"def {contract.name}({', '.join(key + defaults.get(key, '') for key in contract.parameters)}):"]
         self.line("sound = False")
         self.line("try:")
         self.indent = "        "

@@ -135,7 +135,7 @@ class Kernel:
             named=", ".join(f"{n}={n}" for n in names),
             values=", ".join(names),
             on_cpu=" and ".join(on_cpu) or "True",
-            key=f"({', '.join(key)}, *_options_.items())",
+            key=f"({', '.join(key)}, tuple(_options_.items()) if _options_ else ())",
         )
         run = native()
         scope = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -40,17 +40,17 @@ class Op(Generic[P, R]):
         self.launch, self.reference, self.sample, self.cost = launch, reference, sample, cost
         self.typical, self.scratch = dict(typical), scratch
         self.contract = Contract(self.name, reference)
-        self._call: Callable[..., R] = call_code(self.contract, launch, scratch, self._run_checked)
         keyword_only = inspect.Parameter.KEYWORD_ONLY
         self.axes = tuple(n for n, p in inspect.signature(sample).parameters.items() if p.kind is keyword_only)
         self.__doc__ = launch.__doc__
+        # A class of its own, whose instances Python calls with nothing between: a method here would cost half a
+        # microsecond.
+        call = call_code(self.contract, launch, scratch, self._run_checked)
+        self.__class__ = type(self.name, (Op,), {"__call__": staticmethod(call)})
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return self._call(*args, **kwargs)
-        except TypeError:
-            self.contract.arguments(args, kwargs)  # if it is they that do not match, says so with the op's name
-            raise
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def run(self, arguments: Mapping[str, Any], binding: Binding) -> R:
         """Allocate outputs and scratch, launch on checked arguments, and return the outputs."""
