@@ -75,7 +75,7 @@ def edit_kernel(
     max_bias,
     max_words,
     max_len,
-    HAS_LISTS: tl.constexpr,
+    HAS_LISTS: tl.constexpr,  # whether any sequence may have stop ids, biases or bad words
     HAS_COUNTS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_V: tl.constexpr,

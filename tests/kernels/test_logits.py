@@ -272,3 +272,18 @@ def test_all_but_one_banned_leaves_that_one_with_certainty(face):
         got = process(face, logits, params(temperature=[temperature], top_p=[0.1], min_p=[0.9], top_k=[1]))
         assert got[0, 1300] == 0.0
         assert kept(got) == [[1300]]
+
+
+@both_faces
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 0.7, 1e4])
+@pytest.mark.parametrize("top_k", [1, 50, 700, 4999])
+def test_edges_are_found_whichever_blocks_hold_them(face, temperature, top_k):
+    """Thousands of tokens, many equal, some banned: every token beyond the k-th value goes, wherever it stands."""
+    logits = (random_logits(2, 5000) * 4).round() / 4
+    logits[0, 1000:3000] -= 40
+    logits[1, ::3] = NEVER
+    sampling = params(temperature=[temperature], top_k=[top_k])
+    log_probs = process(face, logits, sampling)
+    edge = logits.sort(-1, descending=True).values[:, top_k - 1 : top_k]
+    assert kept(log_probs) == kept(logits.masked_fill(logits < edge, NEVER))
+    torch.testing.assert_close(log_probs, process(reference, logits, sampling))
