@@ -11,54 +11,65 @@ from .sample import best_of
 
 
 @triton.jit
-def _summary(log_probs_ptr, vocab, BLOCK_V: tl.constexpr):
-    """The largest log-probability (0 if nothing is left) and the sum of exp(log_prob - largest) (1 likewise)."""
-    maxima = tl.full([BLOCK_V], float("-inf"), tl.float32)
-    for first in range(0, vocab, BLOCK_V):
-        offs_v = first + tl.arange(0, BLOCK_V)
-        mask_v = offs_v < vocab
-        maxima = tl.maximum(maxima, tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32))
+def _largest(maxima):
+    """Of log-probabilities, 0 if nothing is left."""
     largest = tl.max(maxima, axis=0)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)
-    sums = tl.zeros([BLOCK_V], tl.float32)
-    for first in range(0, vocab, BLOCK_V):
-        offs_v = first + tl.arange(0, BLOCK_V)
-        mask_v = offs_v < vocab
-        sums += tl.exp(tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32) - largest)
-    return largest, tl.maximum(tl.sum(sums, axis=0), 1.0)
+    return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
 def _enter_node(weights_ptr, left_ptr, target_ptr, draft_ptr, vocab, BLOCK_V: tl.constexpr):
     """Fill the scratch with a node's unnormalised target and its draft log-probabilities; their normalisers."""
-    target_max, target_sum = _summary(target_ptr, vocab, BLOCK_V)
-    draft_max, draft_sum = _summary(draft_ptr, vocab, BLOCK_V)
+    target_maxima = tl.full([BLOCK_V], float("-inf"), tl.float32)
+    draft_maxima = tl.full([BLOCK_V], float("-inf"), tl.float32)
     for first in range(0, vocab, BLOCK_V):
         offs_v = first + tl.arange(0, BLOCK_V)
         mask_v = offs_v < vocab
         target = tl.load(target_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
-        tl.store(weights_ptr + offs_v, tl.exp(target - target_max), mask=mask_v)
-        tl.store(left_ptr + offs_v, tl.load(draft_ptr + offs_v, mask=mask_v, other=0.0).to(tl.float32), mask=mask_v)
+        draft = tl.load(draft_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        target_maxima = tl.maximum(target_maxima, target)
+        draft_maxima = tl.maximum(draft_maxima, draft)
+    target_max = _largest(target_maxima)
+    draft_max = _largest(draft_maxima)
+    target_sums = tl.zeros([BLOCK_V], tl.float32)
+    draft_sums = tl.zeros([BLOCK_V], tl.float32)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        target = tl.load(target_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        left = tl.load(draft_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        weights = tl.exp(target - target_max)
+        target_sums += weights
+        draft_sums += tl.exp(left - draft_max)
+        tl.store(weights_ptr + offs_v, weights, mask=mask_v)
+        tl.store(left_ptr + offs_v, left, mask=mask_v)
     tl.debug_barrier()
-    return target_sum, draft_max, draft_sum
+    return tl.maximum(tl.sum(target_sums, axis=0), 1.0), draft_max, tl.maximum(tl.sum(draft_sums, axis=0), 1.0)
 
 
 @triton.jit
 def _reject(weights_ptr, left_ptr, token, target_sum, draft_max, draft_sum, vocab, BLOCK_V: tl.constexpr):
     """weights <- max(target - draft, 0), take token out of the draft; the new normalisers."""
     sums = tl.zeros([BLOCK_V], tl.float32)
+    maxima = tl.full([BLOCK_V], float("-inf"), tl.float32)
     for first in range(0, vocab, BLOCK_V):
         offs_v = first + tl.arange(0, BLOCK_V)
         mask_v = offs_v < vocab
         target = tl.load(weights_ptr + offs_v, mask=mask_v, other=0.0) / target_sum
         left = tl.load(left_ptr + offs_v, mask=mask_v, other=float("-inf"))
         residual = tl.maximum(target - tl.exp(left - draft_max) / draft_sum, 0.0)
+        left = tl.where(offs_v == token, float("-inf"), left)
         sums += residual
+        maxima = tl.maximum(maxima, left)
         tl.store(weights_ptr + offs_v, residual, mask=mask_v)
-        tl.store(left_ptr + offs_v, tl.where(offs_v == token, float("-inf"), left), mask=mask_v)
+        tl.store(left_ptr + offs_v, left, mask=mask_v)
     tl.debug_barrier()
-    new_max, new_sum = _summary(left_ptr, vocab, BLOCK_V)
-    return tl.sum(sums, axis=0), new_max, new_sum
+    new_max = _largest(maxima)
+    left_sums = tl.zeros([BLOCK_V], tl.float32)
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        left_sums += tl.exp(tl.load(left_ptr + offs_v, mask=offs_v < vocab, other=float("-inf")) - new_max)
+    return tl.sum(sums, axis=0), new_max, tl.maximum(tl.sum(left_sums, axis=0), 1.0)
 
 
 @triton.jit
@@ -125,32 +136,33 @@ def accept_rejection_kernel(
     position = tl.load(root_positions_ptr + seq)
     lane = tl.load(sample_idx_ptr + seq) << 15
     offs_p = tl.arange(0, BLOCK_P)
-    path = tl.where(offs_p == 0, 0, -1)
+    path = tl.full([BLOCK_P], -1, tl.int32)
     node = 0
-    length = 1
-    target_sum, draft_max, draft_sum = _enter_node(weights_ptr, left_ptr, target_ptr, draft_ptr, vocab, BLOCK_V)
-    for child in range(1, num_nodes):
+    length = 0
+    target_sum, draft_max, draft_sum = 1.0, 0.0, 1.0
+    for child in range(tl.maximum(num_nodes, 1)):
         token = tl.load(tokens_ptr + first + child)
         parent = tl.load(parents_ptr + first + child)
-        if (parent == node) & (token >= 0) & (length < max_path):
+        enters = child == 0  # the root
+        if (child > 0) & (parent == node) & (token >= 0) & (length < max_path):
             target = tl.load(weights_ptr + token) / target_sum
             draft = tl.exp(tl.load(left_ptr + token) - draft_max) / draft_sum
             bits, _, _, _ = tl.philox(seed, 0, position, child, lane | accept_stream)
-            rejected = uniform(bits) * draft >= target
+            enters = uniform(bits) * draft < target
             tl.debug_barrier()  # every thread has read the scratch before any writes it
-            if rejected:
+            if not enters:
                 target_sum, draft_max, draft_sum = _reject(
                     weights_ptr, left_ptr, token, target_sum, draft_max, draft_sum, vocab, BLOCK_V
                 )
-                rejected = target_sum > 0
-            if not rejected:
-                path = tl.where(offs_p == length, child, path)
-                node = child
-                length += 1
-                offset = tl.cast(child, tl.int64) * vocab
-                target_sum, draft_max, draft_sum = _enter_node(
-                    weights_ptr, left_ptr, target_ptr + offset, draft_ptr + offset, vocab, BLOCK_V
-                )
+                enters = not (target_sum > 0)
+        if enters:
+            path = tl.where(offs_p == length, child, path)
+            node = child
+            length += 1
+            offset = tl.cast(child, tl.int64) * vocab
+            target_sum, draft_max, draft_sum = _enter_node(
+                weights_ptr, left_ptr, target_ptr + offset, draft_ptr + offset, vocab, BLOCK_V
+            )
     log_probs_ptr = target_ptr + tl.cast(node, tl.int64) * vocab
     token = _recover(weights_ptr, log_probs_ptr, seed, position, node, lane | recover_stream, vocab, LOSSLESS, BLOCK_V)
     tl.store(paths_ptr + seq * max_path + offs_p, path, mask=offs_p < max_path)

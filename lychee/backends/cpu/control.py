@@ -201,7 +201,7 @@ def while_(f: Frame, op: Op) -> None:
     f.b.place(head)
     weight = f.b.weight
     f.b.weight *= 4
-    with f.scope():
+    with f.b.region(), f.scope():
         _bind(f, before.args, cells)
         block(f, before.ops[:-1])
         fresh = [(v, c) for v, c in zip(condition.operands[1:], passed, strict=True) if v not in before.args]
@@ -226,7 +226,7 @@ def if_(f: Frame, op: Op) -> None:
         f.b.place(label)
         if number < len(op.regions) and op.regions[number]:
             ops = op.regions[number][0].ops
-            with f.scope():
+            with f.b.region(), f.scope():
                 block(f, ops[:-1])
                 assign(f, ops[-1].operands, cells)
         f.b.branch(labels[2])
@@ -271,7 +271,7 @@ def function(f: Frame, blocks: list[Block], leave: str) -> None:
     for number, here in enumerate(blocks):
         if number:
             f.b.place(f"block.{here.name}")
-        with f.scope():
+        with f.b.region(), f.scope():
             if number:
                 _bind(f, here.args, cells[here.name])
             block(f, here.ops[:-1])
@@ -294,7 +294,7 @@ def _terminate(f: Frame, op: Op, cells: dict[str, list[Cell]], leave: str) -> No
     f.b.emit(f"br i1 {f.env[op.operands[0]].ref}, label %{labels[0]}, label %{labels[1]}")
     for label, target, values in zip(labels, op.successors, sides, strict=True):
         f.b.place(label)
-        with f.scope():
+        with f.b.region(), f.scope():
             assign(f, values, cells[target.name])
         f.b.branch(f"block.{target.name}")
 

@@ -80,7 +80,7 @@ class Frame:
         if None not in bounds and bounds[1] - bounds[0] == step:  # type: ignore[operator]
             yield integer(bounds[0] or 0, elem)
             return
-        with self.b.loop(low, high, str(step), elem, trips=trips) as index, self.scope():
+        with self.b.loop(low, high, str(step), elem, trips=trips, small=True) as index, self.scope():
             start = literal(low)
             align = math.gcd(step, start) if start is not None else 1
             yield Val(elem, index, align=align)

@@ -6,6 +6,7 @@ once; they have their own width only in memory.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,12 +88,19 @@ def suffix(elem: str, lanes: int) -> str:
     return f"v{lanes}{scalar}" if lanes else scalar
 
 
+_PURE = re.compile(
+    r"(f?(add|sub|mul|div|neg|cmp)|and|or|xor|shl|[al]shr|icmp|select|[sz]ext|trunc|fp(ext|trunc)|bitcast"
+    r"|getelementptr|insertelement|shufflevector|extractelement|call i\d+ @llvm\.[su](min|max|add|sub))\b"
+)
+
+
 class Builder:
     """Lines of one function, in order, with the loops and stack buffers they need."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.lines: list[str] = []
+        self.known: list[dict[str, str]] = [{}]  # pure instructions and their names, by region
         self.buffers: list[str] = []
         self.stack_bytes = 0
         self.declares: set[str] = set()
@@ -111,8 +119,18 @@ class Builder:
         self.cost += self.weight * SCALAR_COST
 
     def op(self, text: str) -> str:
+        """A name for an instruction's result. A pure one stands once in a region, a scalar once for regions inside.
+
+        Vectors are computed again there: a register that waits for another loop is spilled.
+        """
+        regions = self.known[-1:] if "<" in text else self.known
+        if found := next((region[text] for region in reversed(regions) if text in region), None):
+            self.cost += self.weight * SCALAR_COST
+            return found
         name = self.name()
         self.emit(f"{name} = {text}")
+        if _PURE.match(text):
+            self.known[-1][text] = name
         return name
 
     def call(self, result: str, function: str, *args: tuple[str, str]) -> str:
@@ -140,24 +158,35 @@ class Builder:
 
     @contextmanager
     def loop(
-        self, low: str, high: str, step: str, elem: str = "i32", signed: bool = True, trips: float = 4.0
+        self,
+        low: str,
+        high: str,
+        step: str,
+        elem: str = "i32",
+        signed: bool = True,
+        trips: float = 4.0,
+        small: bool = False,
     ) -> Iterator[str]:
-        """for i in range(low, high, step): the body is what is emitted inside; gives i. step > 0."""
+        """for i in range(low, high, step): the body is what is emitted inside; gives i. step > 0.
+
+        `small`: high + step is known not to overflow.
+        """
         head, body, done = self.labels("head", "body", "done")
         before, index, following = self.label, self.name("i"), self.name("n")
         patch = len(self.lines) + 2
         self.branch(head)
         self.place(head)
         self.lines.append("")  # the phi, once the body's last label is known
-        less = self.op(f"icmp {'slt' if signed else 'ult'} {elem} {index}, {high}")
-        self.emit(f"br i1 {less}, label %{body}, label %{done}")
-        self.place(body)
-        known = [literal(r) for r in (low, high, step)]
-        if None not in known:
-            trips = max(1.0, (known[1] - known[0]) / known[2])  # type: ignore[operator]
-        self.weight *= trips
-        yield index
-        self.emit(f"{following} = add {elem} {index}, {step}")
+        with self.region():
+            less = self.op(f"icmp {'slt' if signed else 'ult'} {elem} {index}, {high}")
+            self.emit(f"br i1 {less}, label %{body}, label %{done}")
+            self.place(body)
+            known = [literal(r) for r in (low, high, step)]
+            if None not in known:
+                trips = max(1.0, (known[1] - known[0]) / known[2])  # type: ignore[operator]
+            self.weight *= trips
+            yield index
+        self.emit(f"{following} = add {'nuw nsw ' if small else ''}{elem} {index}, {step}")
         self.weight /= trips
         self.lines[patch] = f"  {index} = phi {elem} [ {low}, %{before} ], [ {following}, %{self.label} ]"
         self.branch(head)
@@ -179,9 +208,17 @@ class Builder:
         then, done = self.labels("then", "endif")
         self.emit(f"br i1 {condition}, label %{then}, label %{done}")
         self.place(then)
-        yield
+        with self.region():
+            yield
         self.branch(done)
         self.place(done)
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """What is emitted inside may not run: its names are not known outside."""
+        self.known.append({})
+        yield
+        self.known.pop()
 
     def half(self, lanes: int) -> str:
         """The LLVM type of fp16 in memory."""
@@ -245,6 +282,8 @@ class Builder:
 
     def splat(self, ref: str, elem: str, lanes: int) -> str:
         kind = register(elem)
+        if not ref.startswith("%"):
+            return f"splat ({kind} {ref})"
         first = self.op(f"insertelement <{lanes} x {kind}> poison, {kind} {ref}, i32 0")
         return self.op(
             f"shufflevector <{lanes} x {kind}> {first}, <{lanes} x {kind}> poison, <{lanes} x i32> zeroinitializer"
@@ -263,16 +302,14 @@ class Builder:
             return value.ref
         if value.is_uniform:
             return self.splat(value.ref, value.elem, lanes)
+        elem = "i64" if value.elem == "ptr" else value.elem
+        kind, known = register(elem, lanes), literal(value.step)
+        steps = f"<{', '.join(f'{elem} {integer(i * (known or 1), elem).ref}' for i in range(lanes))}>"
+        if known is None:
+            steps = self.op(f"mul {kind} {self.splat(value.step, elem, lanes)}, {steps}")
         if value.elem == "ptr":
-            counts = ", ".join(f"i64 {i}" for i in range(lanes))
-            steps = self.op(f"mul <{lanes} x i64> {self.splat(value.step, 'i64', lanes)}, <{counts}>")
-            return self.op(f"getelementptr i8, ptr {value.ref}, <{lanes} x i64> {steps}")
-        kind = register(value.elem, lanes)
-        counts = ", ".join(f"{value.elem} {i}" for i in range(lanes))
-        steps = f"<{counts}>"
-        if value.step != "1":
-            steps = self.op(f"mul {kind} {self.splat(value.step, value.elem, lanes)}, {steps}")
-        return self.op(f"add {kind} {self.splat(value.ref, value.elem, lanes)}, {steps}")
+            return self.op(f"getelementptr i8, ptr {value.ref}, {kind} {steps}")
+        return self.op(f"add {kind} {self.splat(value.ref, elem, lanes)}, {steps}")
 
     def as_vector(self, value: Val, lanes: int) -> Val:
         return value if value.lanes or not lanes else Val(value.elem, self.vector(value, lanes), lanes)

@@ -76,11 +76,12 @@ def _read_one(b: Builder, pointer: Val, elem: str, mask: Val | None, other: Val 
         lanes = otherwise.lanes or 1
         raise AssertionError(f"a uniform load with {lanes} others")
     then, done = b.labels("then", "endif")
-    b.emit(f"br i1 {mask.ref}, label %{then}, label %{done}")
-    b.place(then)
-    value = from_storage(b, b.op(f"load {kind}, ptr {pointer.ref}, align {align}"), elem, 0)
-    last = b.label
-    b.branch(done)
+    with b.region():
+        b.emit(f"br i1 {mask.ref}, label %{then}, label %{done}")
+        b.place(then)
+        value = from_storage(b, b.op(f"load {kind}, ptr {pointer.ref}, align {align}"), elem, 0)
+        last = b.label
+        b.branch(done)
     b.place(done)
     joined = b.op(f"phi {register(elem)} [ {otherwise.ref}, %{start} ], [ {value.ref}, %{last} ]")
     return Val(elem, joined)

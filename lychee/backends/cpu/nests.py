@@ -213,16 +213,17 @@ def sweep(
     fast, slow, done = b.labels("fast", "slow", "done")
     b.emit(f"br i1 {everywhere}, label %{fast}, label %{slow}")
     b.place(fast)
-    with f.scope(proven), f.loop(str(start), str(size), step) as at:
-        run(at)
-    b.branch(done)
+    with b.region(), f.scope(proven):
+        with f.loop(str(start), str(size), step) as at:
+            run(at)
+        b.branch(done)
     b.place(slow)
-    with f.scope(), b.seldom():
+    with b.region(), f.scope(), b.seldom():
         if size > step:
             masked()
         else:
             run(integer(start))
-    b.branch(done)
+        b.branch(done)
     b.place(done)
 
 

@@ -68,11 +68,9 @@ body2:
   %t8 = mul i64 %t7, 4
   %t9 = getelementptr i8, ptr %a0, i64 %t8
   %t10 = load <4 x float>, ptr %t9, align 4
-  %t11 = insertelement <4 x float> poison, float 0x4000000000000000, i32 0
-  %t12 = shufflevector <4 x float> %t11, <4 x float> poison, <4 x i32> zeroinitializer
-  %t13 = fmul <4 x float> %t10, %t12
-  store <4 x float> %t13, ptr %t9, align 4
-  %n4 = add i32 %i3, 4
+  %t11 = fmul <4 x float> %t10, splat (float 0x4000000000000000)
+  store <4 x float> %t11, ptr %t9, align 4
+  %n4 = add nuw nsw i32 %i3, 4
   br label %head2
 done2:
   br label %next
