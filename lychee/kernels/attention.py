@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import sizes
-from .attention_tiles import LOG2_E, fold_tile, load_tile
+from .attention_tiles import LOG2_E, fold_tile, load_tile, merge_states
 from .kernel import kernel
 from .kv_store import load_slots, token_slots
 from .op import op
@@ -258,12 +258,7 @@ def _path_kernel(
             running_max, running_sum, acc = fold_tile(
                 running_max, running_sum, acc, q, k, v, scale_log2, visible[None, :]
             )
-        new_max = tl.maximum(total_max, running_max)
-        shrink = tl.exp2(total_max - new_max)
-        weight = tl.exp2(running_max - new_max)
-        total_sum = tl.fma(total_sum, shrink, running_sum * weight)
-        total = tl.fma(total, tl.broadcast_to(shrink[:, None], total.shape), acc * weight[:, None])
-        total_max = new_max
+        total_max, total_sum, total = merge_states(total_max, total_sum, total, running_max, running_sum, acc)
     tl.store(out_ptr + heads[:, None] * head_dim + offs_d[None, :], total / total_sum[:, None], mask=mask_md)
 
 

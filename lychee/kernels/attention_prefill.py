@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from . import sizes
-from .attention import TILE
-from .attention_tiles import LOG2_E, fold_tile, load_tile
+from .attention import SPLIT, TILE
+from .attention_tiles import LOG2_E, fold_tile, load_tile, merge_states
 from .kernel import kernel
 from .kv_store import load_slots, token_slots
 from .op import op
@@ -78,6 +79,39 @@ def attention_prefill_cost(q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: 
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
+@triton.jit
+def _fold_tiles(
+    start,
+    end,
+    q,
+    row_positions,
+    length,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    kv_head,
+    num_kv_heads,
+    head_dim,
+    scale_log2,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """State of the rows over positions start .. end, of which a row sees those up to its own."""
+    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for tile_start in range(start, end, TILE):
+        positions = tile_start + tl.arange(0, TILE)
+        slots = load_slots(block_table_ptr, tl.minimum(positions, length - 1), BLOCK_SIZE)
+        k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        visible = positions[None, :] <= row_positions[:, None]
+        running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
+    return running_max, running_sum, acc
+
+
 @kernel(do_not_specialize=["max_blocks"])
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
@@ -94,6 +128,7 @@ def _prefill_kernel(
     scale_log2,
     BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
+    SPLIT: tl.constexpr,  # tiles folded into one state before states are merged; 0 for all
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -111,23 +146,60 @@ def _prefill_kernel(
     mask_m = offs_m < num_rows * group
     offs_d = tl.arange(0, BLOCK_D)
     mask_md = mask_m[:, None] & (offs_d < head_dim)[None, :]
-    offs_t = tl.arange(0, TILE)
     num_heads = num_kv_heads * group
     heads = (first_row + offs_m // group).to(tl.int64) * num_heads + kv_head * group + offs_m % group
     offsets = heads[:, None] * head_dim + offs_d[None, :]
     q = tl.load(q_ptr + offsets, mask=mask_md, other=0.0)
     row_positions = context_len + offs_m // group
     length = context_len + tl.minimum((start + BLOCK_M - 1) // group + 1, num_rows)
-    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    running_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for tile_start in range(0, length, TILE):
-        slots = load_slots(block_table_ptr, tl.minimum(tile_start + offs_t, length - 1), BLOCK_SIZE)
-        k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        visible = (tile_start + offs_t)[None, :] <= row_positions[:, None]
-        running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
-    tl.store(out_ptr + offsets, acc / running_sum[:, None], mask=mask_md)
+    if SPLIT == 0:
+        _, total_sum, total = _fold_tiles(
+            0,
+            length,
+            q,
+            row_positions,
+            length,
+            k_cache_ptr,
+            v_cache_ptr,
+            block_table_ptr,
+            kv_head,
+            num_kv_heads,
+            head_dim,
+            scale_log2,
+            BLOCK_SIZE,
+            TILE,
+            BLOCK_M,
+            BLOCK_D,
+        )
+    else:  # in decode's order
+        total_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total_sum = tl.zeros([BLOCK_M], tl.float32)
+        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for split_start in range(0, length, SPLIT * TILE):
+            running_max, running_sum, acc = _fold_tiles(
+                split_start,
+                tl.minimum(split_start + SPLIT * TILE, length),
+                q,
+                row_positions,
+                length,
+                k_cache_ptr,
+                v_cache_ptr,
+                block_table_ptr,
+                kv_head,
+                num_kv_heads,
+                head_dim,
+                scale_log2,
+                BLOCK_SIZE,
+                TILE,
+                BLOCK_M,
+                BLOCK_D,
+            )
+            seen = split_start <= row_positions  # of the others the state is NaN
+            merged_max, merged_sum, merged = merge_states(total_max, total_sum, total, running_max, running_sum, acc)
+            total_max = tl.where(seen, merged_max, total_max)
+            total_sum = tl.where(seen, merged_sum, total_sum)
+            total = tl.where(seen[:, None], merged, total)
+    tl.store(out_ptr + offsets, total / total_sum[:, None], mask=mask_md)
 
 
 @op(
@@ -150,9 +222,10 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     if sizes.runs_on_cpu(q):
-        block_m, tile = min(32, next_power_of_2(paging.max_rows * group)), TILE
+        block_m, tile, split = min(32, next_power_of_2(paging.max_rows * group)), TILE, SPLIT
     else:
         block_m, tile = (128, 64) if q.element_size() == 2 else (32, 32)  # larger ones spill registers
+        split = 0  # tensor cores sum prefill's tiles in another order than decode's anyway
     grid = (cdiv(paging.max_rows * group, block_m), num_kv_heads, paging.context_lens.shape[0])
     _prefill_kernel[grid](
         out,
@@ -169,6 +242,7 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
         scale * LOG2_E,
         BLOCK_SIZE=paging.block_size,
         TILE=tile,
+        SPLIT=split,
         BLOCK_M=block_m,
         BLOCK_D=max(1 if sizes.runs_on_cpu(q) else 16, next_power_of_2(head_dim)),
         num_warps=8,

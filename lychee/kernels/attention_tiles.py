@@ -30,6 +30,17 @@ def fold_tile(
 
 
 @triton.jit
+def merge_states(total_max, total_sum, total, running_max, running_sum, acc):
+    """Two states of a row's keys as one; the first may be empty (-inf, 0, 0)."""
+    new_max = tl.maximum(total_max, running_max)
+    shrink = tl.exp2(total_max - new_max)
+    weight = tl.exp2(running_max - new_max)
+    total_sum = tl.fma(total_sum, shrink, running_sum * weight)
+    total = tl.fma(total, tl.broadcast_to(shrink[:, None], total.shape), acc * weight[:, None])
+    return new_max, total_sum, total
+
+
+@triton.jit
 def load_tile(
     cache_ptr,  # [num_slots, num_kv_heads, head_dim]
     slots,  # int64 [TILE]

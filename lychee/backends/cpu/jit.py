@@ -18,7 +18,7 @@ from typing import Any
 
 from .target import Target, host
 
-PIPELINE = "2"  # to be changed with what `compiled` does
+PIPELINE = "3"  # to be changed with what `compiled` does
 _MAGIC = b"lychee object 1\n"
 _SEAL = b"; sha256 "
 
@@ -54,7 +54,7 @@ def _llvm() -> Any:
 
 def _machine(target: Target) -> Any:
     triple = _llvm().Target.from_default_triple()
-    return triple.create_target_machine(cpu=target.cpu, features=target.features, opt=2)
+    return triple.create_target_machine(cpu=target.cpu, features=target.features, opt=1)
 
 
 def _key(text: str, target: Target) -> str:
