@@ -117,7 +117,7 @@ def attention_cost(
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
-@kernel(do_not_specialize=["num_tokens", "num_shares", "max_blocks", "group"])
+@kernel(do_not_specialize=["num_tokens", "max_blocks", "group"])
 def _prefix_kernel(
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -288,8 +288,8 @@ def num_splits(q: Tensor, paging: Paging) -> int:
 
 @cache
 def cpu_block_m(num_rows: int) -> int:
-    """Rows folded at once: few, to pad little; many, to look up slots seldom, which costs as much as a row."""
-    return min((1, 2, 4, 8, 16), key=lambda rows: cdiv(num_rows, rows) * (rows + 2))
+    """Rows folded at once: few, to pad little; many, to look up slots seldom, which costs as much as two rows."""
+    return min((1, 4, 16), key=lambda rows: cdiv(num_rows, rows) * (rows + 2))
 
 
 @op(
