@@ -45,7 +45,7 @@ def decode_config(out_features: int, dtype: torch.dtype) -> Config:
 def cpu_config(num_tokens: int, out_features: int, in_features: int) -> Config:
     """All rows of a decode batch in one tile, so that weights stream once; block_k divides in_features if it can.
 
-    Rows past the last are not computed, so a tile may be larger than the batch.
+    Rows are computed by fours up to the last, so a tile may be larger than the batch.
     """
     block_m = next(size for size in (1, 2, 4, 16, 64) if size >= min(num_tokens, 64))  # few, for each is compiled
     block_k = max(64, min(256, in_features & -in_features))
@@ -201,12 +201,12 @@ def _linear_prefill_kernel(
 def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     (num_tokens, in_features), out_features = x.shape, weight.shape[0]
     if sizes.runs_on_cpu(x):
-        config, row_tiles = cpu_config(num_tokens, out_features, in_features), 1
+        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features), 1, {}
     else:
         config = decode_config(out_features, weight.dtype)
         row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
-    grid = (cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n))
-    _linear_decode_kernel[grid](
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    _linear_decode_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
         y,
         x,
         weight,
@@ -214,12 +214,11 @@ def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         num_tokens,
         out_features,
         in_features,
-        ROW_TILES=row_tiles,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        row_tiles,
+        config.block_m,
+        config.block_n,
+        config.block_k,
+        **options,
     )
 
 

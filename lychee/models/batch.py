@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -94,12 +94,15 @@ class _Rows:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
     ) -> _Rows:
-        counts = [len(row) for row in tokens]
-        bounds = [0, *accumulate(counts)]
-        cu_seqlens_q = np.array(bounds, np.int32)
-        seq_idx = np.arange(len(counts), dtype=np.int32).repeat(counts)
-        local = np.arange(bounds[-1], dtype=np.int32) - cu_seqlens_q[seq_idx]
-        lens = np.array(context_lens, np.int32)
+        counts, lens = [len(row) for row in tokens], np.array(context_lens, np.int32)
+        if max(counts) == 1 == min(counts):
+            cu_seqlens_q = np.arange(len(counts) + 1, dtype=np.int32)
+            seq_idx, local, stored_at = cu_seqlens_q[:-1], np.zeros(len(counts), np.int32), lens
+        else:
+            cu_seqlens_q = np.array([0, *accumulate(counts)], np.int32)
+            seq_idx = np.arange(len(counts), dtype=np.int32).repeat(counts)
+            local = np.arange(cu_seqlens_q[-1], dtype=np.int32) - cu_seqlens_q[seq_idx]
+            stored_at = lens[seq_idx] + local
         # The pad is never read; block 0 keeps even a stray address inside the cache.
         tables = np.zeros((len(counts), max(map(len, block_tables))), np.int32)
         for seq, blocks in enumerate(block_tables):
@@ -108,7 +111,6 @@ class _Rows:
                 raise ValueError(
                     f"block_tables[{seq}] has {len(blocks)} blocks of {block_size} slots, {needed} slots are needed"
                 )
-        stored_at = lens[seq_idx] + local
         return cls(
             _flat(tokens),
             cu_seqlens_q,
@@ -126,7 +128,7 @@ class _Rows:
         self, positions: Ints, ancestors: Ints | None, device: torch.device, logit_rows: Sequence[int] | None
     ) -> Batch:
         def tensor(array: Ints) -> Tensor:
-            return torch.from_numpy(array).to(device)
+            return on_device(array, device)
 
         nth = self.stored_at // self.block_size
         # block * block_size + stored_at % block_size, rearranged
@@ -149,6 +151,12 @@ class _Rows:
         )
 
 
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor; on the CPU they share memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
 def _flat(values: Sequence[Sequence[int]]) -> Ints:
     return np.fromiter(chain.from_iterable(values), np.int32)
 
@@ -156,6 +164,8 @@ def _flat(values: Sequence[Sequence[int]]) -> Ints:
 def _ancestors(parents: Ints, rows: _Rows) -> tuple[Ints, Ints]:
     """Each row's path by depth, itself last and -1 past it [num_tokens, max_path], and its depth [num_tokens]."""
     local, num_rows = rows.local, len(rows.local)
+    if rows.max_rows == 1 and len(parents) == num_rows and (parents == -1).all():
+        return np.zeros((num_rows, 1), np.int32), local
     if len(parents) == num_rows and (parents == local - 1).all():  # chains: a row's path is all rows up to it
         by_depth = np.arange(rows.max_rows, dtype=np.int32)
         return np.where(by_depth <= local[:, None], by_depth, np.int32(-1)), local

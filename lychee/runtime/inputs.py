@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lychee.kernels.types import PROMPT_BIT, NoiseKeys, SamplingRows, SamplingTensors, SeqKeys, Tree
+from lychee.models.batch import on_device
 
 from .sequence import Mode, Sequence
 from .tree import ProposedTree
@@ -45,7 +46,7 @@ class SamplingBatch:
     @classmethod
     def of(cls, seqs: Seq[Sequence], vocab: int, device: torch.device) -> SamplingBatch:
         def tensor(array: NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(array).to(device)
+            return on_device(array, device)
 
         def floats(name: str) -> Tensor:
             values = np.array([getattr(s.params, name) for s in seqs], np.float64)
@@ -109,24 +110,24 @@ class SamplingBatch:
             seq_idx=self._ints([index for index, _, _ in nodes]),
             positions=self._ints(positions),
             depths=self._ints(depths),
-            recent_tokens=torch.from_numpy(_padded(recent, max(self.window, 1))).to(self.device),
+            recent_tokens=on_device(_padded(recent, max(self.window, 1)), self.device),
         )
 
     def keys(self, indices: Ints, positions: Ints, nodes: Ints) -> NoiseKeys:
         """Noise of one draw per entry of `indices`, the sequence index of each row."""
         at = np.asarray(indices)
         return NoiseKeys(
-            seeds=torch.from_numpy(self.seeds[at]).to(self.device),
+            seeds=on_device(self.seeds[at], self.device),
             positions=self._ints(positions),
             nodes=self._ints(nodes),
             sample_idx=self._ints(self.sample_idx[at]),
-            greedy=torch.from_numpy(self.greedy[at]).to(self.device),
+            greedy=on_device(self.greedy[at], self.device),
         )
 
     def seq_keys(self) -> SeqKeys:
         """Noise of acceptance, one entry per sequence."""
         return SeqKeys(
-            seeds=torch.from_numpy(self.seeds).to(self.device),
+            seeds=on_device(self.seeds, self.device),
             root_positions=self._ints([len(s.tokens) - 1 for s in self.seqs]),
             sample_idx=self._ints(self.sample_idx),
         )
@@ -139,7 +140,7 @@ class SamplingBatch:
         )
 
     def _ints(self, values: Ints) -> Tensor:
-        return torch.from_numpy(np.asarray(values, np.int32)).to(self.device)
+        return on_device(np.asarray(values, np.int32), self.device)
 
 
 def _counts(seq: Sequence, vocab: int) -> NDArray[np.int32]:
