@@ -24,6 +24,7 @@ from .types import Ancestors, Cost, KVCache, Paging, Queries, Scratch
 
 TILE = 32  # positions folded at once
 SPLIT = 8  # tiles folded into one state before states are merged
+CPU_ALONE = 1 << 14  # elements of queries times tiles up to which the CPU folds every row by itself
 
 
 def attention_reference(
@@ -276,14 +277,13 @@ def attention_scratch(
 def num_splits(q: Tensor, paging: Paging) -> int:
     """Splits whose states the prefix kernel makes; 0 where the path kernel had better do all by itself.
 
-    That is where there is one split of one row each. A CPU has no need to keep many programs busy, and a second launch
-    costs it as much as folding a few tiles more.
+    On a GPU that is where there is one split of one row each. On a CPU it is where folding a row's tiles for it alone
+    costs less than a second launch.
     """
-    splits = cdiv(paging.max_context // TILE, SPLIT)
-    one_each = q.shape[0] == paging.context_lens.shape[0]
+    tiles = paging.max_context // TILE
     if sizes.runs_on_cpu(q):
-        return 0 if splits <= (2 if one_each else paging.max_rows <= 8) else splits
-    return 0 if one_each and splits == 1 else splits
+        return 0 if q.numel() * tiles <= CPU_ALONE else cdiv(tiles, SPLIT)
+    return 0 if tiles <= SPLIT and q.shape[0] == paging.context_lens.shape[0] else cdiv(tiles, SPLIT)
 
 
 @cache
