@@ -289,7 +289,7 @@ def num_splits(q: Tensor, paging: Paging) -> int:
 @cache
 def cpu_block_m(num_rows: int) -> int:
     """Rows folded at once: few, to pad little; many, to look up slots seldom, which costs as much as two rows."""
-    return min((1, 4, 16), key=lambda rows: cdiv(num_rows, rows) * (rows + 2))
+    return min((1, 4, 8, 16), key=lambda rows: cdiv(num_rows, rows) * (rows + 2))
 
 
 @op(

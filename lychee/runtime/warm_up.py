@@ -10,7 +10,7 @@ from .drafter import ModelDrafter
 from .engine import Engine
 
 # Rows and cached tokens: the tile sizes of most rounds.
-TREES = ((1, 0), (2, 0), (8, 64), (1, 512), (5, 512), (9, 512), (1, 1024))
+TREES = ((1, 0), (2, 0), (8, 64), (1, 512), (5, 512), (9, 512), (17, 512), (1, 1024))
 CHUNKS = ((8, 0), (40, 0))
 
 
