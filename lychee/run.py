@@ -135,7 +135,7 @@ def _warm_up(llm: LLM, params: SamplingParams, engines: Iterable[bool]) -> None:
     for native in engines:
         llm.warm_up(params, native=native)
     if (taken := time.perf_counter() - start) > 2:
-        print(f"lychee run: kernels were compiled in {taken:.1f} s; later starts find them", file=sys.stderr)
+        print(f"lychee run: warm-up took {taken:.1f} s; the first on a machine compiles the kernels", file=sys.stderr)
 
 
 def _check(args: argparse.Namespace) -> None:

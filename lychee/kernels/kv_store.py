@@ -133,6 +133,8 @@ def commit_kv(kv: Tensor, paths: Tensor, context_lens: Tensor, block_tables: Ten
     All layers, keys and values in one launch; one program per sequence and plane, ascending in depth. A path's node
     ids increase; the first -1 ends it.
     """
+    if block_size < 1:
+        raise ValueError(f"commit_kv: block_size is {block_size}, must be at least 1")
     num_layers, two, num_slots, num_kv_heads, head_dim = kv.shape
     width = num_kv_heads * head_dim
     num_seqs, max_path = paths.shape

@@ -112,6 +112,13 @@ class Paging:
     max_rows: int  # most rows of any sequence
     max_context: int  # largest context_len
 
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.max_rows < 0 or self.max_context < 0:
+            raise ValueError(
+                f"block_size is {self.block_size}, must be at least 1; max_rows is {self.max_rows} and max_context "
+                f"{self.max_context}, must be at least 0"
+            )
+
 
 # Sampling
 Logits = Annotated[Tensor, Spec("num_rows model_vocab", F32)]

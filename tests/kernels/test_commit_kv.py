@@ -6,6 +6,7 @@ import torch
 from lychee.kernels import commit_kv
 from lychee.kernels.kv_store import token_slots
 from lychee.kernels.samples import sample_paging
+from lychee.kernels.types import Paging
 from tests.conftest import DEVICE
 
 FACES = {
@@ -70,3 +71,13 @@ def test_rows_wider_than_a_block_of_the_kernel_are_copied_whole(face):
     # Node 2 is token 5, at slot 1; its depth is 1, so its place is token 4, at slot 0.
     assert torch.equal(kv[:, :, 0], before[:, :, 1])
     assert torch.equal(kv[:, :, 1:], before[:, :, 1:])
+
+
+@pytest.mark.parametrize("block_size", [0, -1])
+def test_a_block_of_no_slots_is_refused(block_size):
+    kv = torch.zeros(1, 2, 8, 1, 4, device=DEVICE)
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32, device=DEVICE)  # noqa: E731
+    with pytest.raises(ValueError, match="block_size is"):
+        commit_kv(kv, ints([0]), ints(1), ints([0]), block_size)
+    with pytest.raises(ValueError, match="block_size is"):
+        Paging(ints(0, 1), ints(0), ints(1), ints([0]), block_size, 1, 1)

@@ -169,6 +169,9 @@ def counted(f: Frame, op: Op, carried: Sequence[Value]) -> Iterator[None]:
     with f.scope():
         assign(f, [initial for _, initial, _, _ in held], cells)
     low, high, by = (f.env[o] for o in op.operands[:3])
+    if by.literal is None:  # loops step upwards: no trips otherwise
+        up = f.b.op(f"icmp sgt {by.elem} {by.ref}, 0")
+        high = Val(high.elem, f.b.op(f"select i1 {up}, {high.elem} {high.ref}, {low.elem} {low.ref}"))
     signed = not op.attrs.get("unsignedCmp")
     with f.b.loop(low.ref, high.ref, by.ref, low.elem, signed) as index, f.scope():
         f.env[body.args[0]] = Val(low.elem, index)

@@ -108,3 +108,19 @@ def test_a_refusal_leaves_the_kernel_usable():
     for _ in range(2):
         with activated(), pytest.raises(UnsupportedError):
             printing_kernel[(1,)](torch.zeros(16), B=16)
+
+
+@triton.jit
+def stepping_kernel(y, n, step):
+    total = 0
+    for i in range(0, n, step):
+        total += i + 1
+    tl.store(y, total)
+
+
+@pytest.mark.parametrize(("step", "total"), [(2, 9), (5, 1), (-1, 0), (0, 0)])
+def test_a_loop_whose_step_is_not_positive_makes_no_trip(step, total):
+    y = torch.zeros(1, dtype=torch.int32)
+    with activated():
+        stepping_kernel[(1,)](y, 5, step)
+    assert y.item() == total
