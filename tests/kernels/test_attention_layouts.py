@@ -36,4 +36,4 @@ def test_prefix_and_path_kernels_fold_tiles_in_the_same_layouts(tmp_path):
     assert len(folds) == 8
     for (target, kernel), types in folds.items():
         assert len(types) >= 3, (target, kernel, types)  # scores, output, and the reductions over a tile
-        assert types == folds[target, "_prefix_kernel"], target
+        assert types == folds[target, "prefix_kernel"], target
