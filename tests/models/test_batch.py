@@ -99,3 +99,9 @@ def test_too_few_blocks_are_refused_naming_the_sequence():
     Batch.prefill([[1, 2], [1, 2]], [2, 6], [[0], [1, 2]], 4)
     with pytest.raises(ValueError, match=r"block_tables\[1\] has 2 blocks of 4 slots, 9 slots are needed"):
         Batch.prefill([[1, 2], [1, 2]], [2, 7], [[0], [1, 2]], 4)
+
+
+@pytest.mark.parametrize("parents", [[(0,)], [(-1, -1)], [()]])
+def test_a_lone_row_that_is_no_root_is_refused(parents):
+    with pytest.raises(ValueError, match="parents must give -1"):
+        Batch.decode([[5]], parents, [3], [[0]], 16)

@@ -269,3 +269,34 @@ def test_a_product_may_be_an_operand_twice():
     c = torch.zeros(16, 16)
     chain_kernel[(1,)](c, a, b, B=16)
     torch.testing.assert_close(c, a @ b @ (a @ b).T + a, rtol=1e-5, atol=1e-4)
+
+
+@triton.jit
+def remembering_kernel(sums, seen, a, b, trips, OWN: tl.constexpr, N: tl.constexpr):
+    """A carried sum that something else than its product looks at: later in the trip, or as a factor."""
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    acc, total = tl.zeros((N, N), tl.float32), tl.zeros((N, N), tl.float32)
+    for _ in range(trips):
+        x = tl.load(a + at)
+        if OWN:
+            x += acc
+        grown = tl.dot(x, tl.load(b + at), acc * 0.5, input_precision="ieee")
+        total += acc * 2
+        acc = grown
+    tl.store(sums + at, acc)
+    tl.store(seen + at, total)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_carried_sum_that_others_look_at_does_not_grow_under_their_eyes(own):
+    torch.manual_seed(0)
+    a, b = torch.randn(16, 16) * 0.1, torch.randn(16, 16) * 0.1
+    sums, seen = torch.zeros(16, 16), torch.zeros(16, 16)
+    with activated():
+        remembering_kernel[(1,)](sums, seen, a, b, 3, OWN=own, N=16)
+    acc, total = torch.zeros(16, 16), torch.zeros(16, 16)
+    for _ in range(3):
+        grown = (a + acc if own else a) @ b + acc * 0.5
+        acc, total = grown, total + acc * 2
+    torch.testing.assert_close(sums, acc, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(seen, total, rtol=1e-5, atol=1e-5)

@@ -355,3 +355,24 @@ def test_products_of_any_size_read_no_further_than_their_operands(dtype, along_k
         matmul_kernel[(1,)](c.tensor, left, right, m, n, k, *((1, k) if along_k else (n, 1)), M=16, N=16, K=32)
         torch.testing.assert_close(c.tensor, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
         assert c.intact()
+
+
+@triton.jit
+def continued_kernel(c, a, b, n, N: tl.constexpr, K: tl.constexpr):
+    """A product added to what its own rows hold already."""
+    o, k = tl.arange(0, N), tl.arange(0, K)
+    m = (o < n)[:, None]
+    x = tl.load(a + o[:, None] * K + k[None, :], mask=m, other=0.0)
+    y = tl.load(b + k[:, None] + o[None, :] * K)
+    at = c + o[:, None] * N + o[None, :]
+    tl.store(at, tl.dot(x, y, tl.load(at, mask=m, other=0.0), input_precision="ieee"), mask=m)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 16])
+def test_where_sums_start_is_read_no_further_than_the_rows(n):
+    torch.manual_seed(0)
+    a, b, c = torch.randn(n, 32), torch.randn(16, 32), torch.randn(n, 16)
+    got = guarded(c)
+    continued_kernel[(1,)](got.tensor, guarded(a).tensor, b, n, N=16, K=32)
+    torch.testing.assert_close(got.tensor, a @ b.T + c, rtol=1e-5, atol=1e-5)
+    assert got.intact()
