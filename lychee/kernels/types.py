@@ -20,6 +20,9 @@ F32_OR_F64 = (torch.float32, torch.float64)
 I32 = (torch.int32,)
 I64 = (torch.int64,)
 BOOL = (torch.bool,)
+I8 = (torch.int8,)
+U8 = (torch.uint8,)
+SCALES = (torch.float16, torch.float32)
 
 NEVER = float("-inf")  # log-probability of a token that cannot be drawn, bias of one that is banned
 GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
@@ -69,6 +72,28 @@ Intermediate = Annotated[Tensor, Spec("num_tokens intermediate", FLOAT)]
 Queries = Annotated[Tensor, Spec("num_tokens num_heads head_dim", FLOAT)]
 Keys = Annotated[Tensor, Spec("num_tokens num_kv_heads head_dim", FLOAT)]
 Values = Keys
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """w[n, k] = scales[n, k // group] * values[n, k], where group = in_features / num_groups: 32, or all of them."""
+
+    values: Annotated[Tensor, Spec("out_features in_features", I8)]
+    scales: Annotated[Tensor, Spec("out_features num_groups", SCALES)]
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """w[n, k] = scales[n, k // group] * q + minimums[n, k // group], q from 0 to 15; group is 32, 64 or 128.
+
+    Byte j of every 16 holds the q of elements j (low half) and j + 16 (high half) of its 32, as in GGUF. Without
+    minimums they are -8 * scales.
+    """
+
+    packed: Annotated[Tensor, Spec("out_features half_features", U8)]
+    scales: Annotated[Tensor, Spec("out_features num_groups", SCALES)]
+    minimums: Annotated[Tensor, Spec("out_features num_groups", SCALES)] | None
+
 
 # Rows of a ragged batch
 TokenIds = Annotated[Tensor, Spec("num_tokens", I32, "token id")]
