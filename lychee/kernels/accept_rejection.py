@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .accept_coupled import padded_paths
-from .accept_rejection_kernel import accept_rejection_kernel
+from .accept_rejection_kernel import accepted_path_kernel, recover_kernel
 from .accept_samples import accept_rejection_sample
 from .op import op
 from .philox import ACCEPT, RECOVER, lane, philox_words, uniforms
@@ -143,10 +143,10 @@ def accept_rejection(
 
     One program per request, in fp32; scratch keeps its node's target weights and what is left of the draft.
     """
-    accept_rejection_kernel[(len(keys.seeds),)](
+    grid, vocab = (len(keys.seeds),), target_log_probs.shape[1]
+    accepted_path_kernel[grid](
         paths,
         path_lens,
-        next_tokens,
         weights,
         left,
         tree.cu_nodes,
@@ -157,12 +157,27 @@ def accept_rejection(
         keys.seeds,
         keys.root_positions,
         keys.sample_idx,
-        target_log_probs.shape[1],
+        vocab,
         max_path,
         ACCEPT,
+        BLOCK_P=max(32, next_power_of_2(max_path)),
+        BLOCK_V=2048,
+        num_warps=16,
+    )
+    recover_kernel[grid](
+        next_tokens,
+        paths,
+        path_lens,
+        weights,
+        tree.cu_nodes,
+        target_log_probs,
+        keys.seeds,
+        keys.root_positions,
+        keys.sample_idx,
+        vocab,
+        max_path,
         RECOVER,
         LOSSLESS=lossless,
-        BLOCK_P=max(32, next_power_of_2(max_path)),
         BLOCK_V=2048,
         num_warps=16,
     )

@@ -1,4 +1,6 @@
-"""The kernel of accept_rejection: one program follows one request's path over scratch of the vocabulary's size."""
+"""The kernels of accept_rejection: one program follows a request's path over scratch of the vocabulary's size, another
+draws the token after its end.
+"""
 
 from __future__ import annotations
 
@@ -72,41 +74,10 @@ def _reject(weights_ptr, left_ptr, token, target_sum, draft_max, draft_sum, voca
     return tl.sum(sums, axis=0), new_max, tl.maximum(tl.sum(left_sums, axis=0), 1.0)
 
 
-@triton.jit
-def _recover(
-    weights_ptr,
-    log_probs_ptr,
-    seed,
-    position,
-    node,
-    lane,
-    vocab,
-    LOSSLESS: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """A token drawn by weight, or in proportion to exp(log_prob) if not lossless."""
-    best = float("-inf")
-    token = -1
-    for first in range(0, vocab, BLOCK_V):
-        offs_v = first + tl.arange(0, BLOCK_V)
-        mask_v = offs_v < vocab
-        if LOSSLESS:
-            weights = tl.load(weights_ptr + offs_v, mask=mask_v, other=0.0)
-            scores = tl.where(weights > 0, tl.log(tl.where(weights > 0, weights, 1.0)), float("-inf"))
-        else:
-            scores = tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
-        scores -= tl.log(exponential_block(seed, first, position, node, lane, BLOCK_V))
-        best_here, token_here = best_of(scores, offs_v)
-        token = tl.where(best_here > best, token_here, token)
-        best = tl.maximum(best, best_here)
-    return token
-
-
 @kernel
-def accept_rejection_kernel(
+def accepted_path_kernel(
     paths_ptr,  # [num_seqs, max_path]
     path_lens_ptr,  # [num_seqs]
-    next_tokens_ptr,  # [num_seqs]
     weights_ptr,  # [num_seqs, vocab]
     left_ptr,  # [num_seqs, vocab]
     cu_nodes_ptr,  # [num_seqs + 1]
@@ -120,8 +91,6 @@ def accept_rejection_kernel(
     vocab,
     max_path,
     accept_stream,
-    recover_stream,
-    LOSSLESS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
@@ -163,8 +132,46 @@ def accept_rejection_kernel(
             target_sum, draft_max, draft_sum = _enter_node(
                 weights_ptr, left_ptr, target_ptr + offset, draft_ptr + offset, vocab, BLOCK_V
             )
-    log_probs_ptr = target_ptr + tl.cast(node, tl.int64) * vocab
-    token = _recover(weights_ptr, log_probs_ptr, seed, position, node, lane | recover_stream, vocab, LOSSLESS, BLOCK_V)
     tl.store(paths_ptr + seq * max_path + offs_p, path, mask=offs_p < max_path)
     tl.store(path_lens_ptr + seq, length)
+
+
+@kernel
+def recover_kernel(
+    next_tokens_ptr,  # [num_seqs]
+    paths_ptr,  # [num_seqs, max_path]
+    path_lens_ptr,  # [num_seqs]
+    weights_ptr,  # [num_seqs, vocab]
+    cu_nodes_ptr,  # [num_seqs + 1]
+    target_ptr,  # [num_nodes, vocab]
+    seeds_ptr,  # [num_seqs]
+    root_positions_ptr,  # [num_seqs]
+    sample_idx_ptr,  # [num_seqs]
+    vocab,
+    max_path,
+    recover_stream,
+    LOSSLESS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """A token drawn by weight, or in proportion to the last node's target if not lossless."""
+    seq = tl.program_id(0).to(tl.int64)
+    node = tl.load(paths_ptr + seq * max_path + tl.load(path_lens_ptr + seq) - 1)
+    log_probs_ptr = target_ptr + (tl.load(cu_nodes_ptr + seq).to(tl.int64) + node) * vocab
+    seed = tl.load(seeds_ptr + seq)
+    position = tl.load(root_positions_ptr + seq)
+    lane = tl.load(sample_idx_ptr + seq) << 15 | recover_stream
+    best = float("-inf")
+    token = -1
+    for first in range(0, vocab, BLOCK_V):
+        offs_v = first + tl.arange(0, BLOCK_V)
+        mask_v = offs_v < vocab
+        if LOSSLESS:
+            weights = tl.load(weights_ptr + seq * vocab + offs_v, mask=mask_v, other=0.0)
+            scores = tl.where(weights > 0, tl.log(tl.where(weights > 0, weights, 1.0)), float("-inf"))
+        else:
+            scores = tl.load(log_probs_ptr + offs_v, mask=mask_v, other=float("-inf")).to(tl.float32)
+        scores -= tl.log(exponential_block(seed, first, position, node, lane, BLOCK_V))
+        best_here, token_here = best_of(scores, offs_v)
+        token = tl.where(best_here > best, token_here, token)
+        best = tl.maximum(best, best_here)
     tl.store(next_tokens_ptr + seq, token)
