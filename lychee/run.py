@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from tqdm import tqdm
 
-from . import demo
+from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .models.chat import ChatError
 from .models.files import ModelError
 from .report import Run, report, table

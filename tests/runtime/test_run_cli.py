@@ -307,3 +307,13 @@ def test_a_reader_that_goes_away_ends_the_run_quietly():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 141
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_of_the_command_sleep_soon_unless_the_user_says_otherwise(given: dict[str, str], found: str) -> None:
+    """Set before torch is loaded, whose OpenMP library reads it once."""
+    without = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    watch = "import os, sys, lychee.waiting; assert 'torch' not in sys.modules; import lychee.run"
+    command = [sys.executable, "-c", f"{watch}; print(os.environ['GOMP_SPINCOUNT'])"]
+    run = subprocess.run(command, env=without | given, capture_output=True, text=True)
+    assert run.stdout.strip() == found, run.stderr
