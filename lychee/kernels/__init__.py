@@ -6,8 +6,11 @@ from .attention import attention
 from .attention_prefill import attention_prefill
 from .contract import ContractError
 from .embed import embed
+from .embed_quantized import embed_int4, embed_int8
 from .kv_store import commit_kv
 from .linear import linear, linear_prefill, lm_head
+from .linear_int4 import linear_int4, linear_int4_prefill, lm_head_int4
+from .linear_int8 import linear_int8, linear_int8_prefill, lm_head_int8
 from .logits import process_logits
 from .op import OPS, Op
 from .philox import philox
@@ -30,9 +33,17 @@ __all__ = [
     "commit_kv",
     "draw",
     "embed",
+    "embed_int4",
+    "embed_int8",
     "linear",
+    "linear_int4",
+    "linear_int4_prefill",
+    "linear_int8",
+    "linear_int8_prefill",
     "linear_prefill",
     "lm_head",
+    "lm_head_int4",
+    "lm_head_int8",
     "philox",
     "process_logits",
     "rms_norm",

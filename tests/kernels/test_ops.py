@@ -39,6 +39,10 @@ AXES = {
     "has_counts": st.booleans(),
     "replacement": st.booleans(),
     "num_positions": st.integers(1, 40),
+    "grouped": st.integers(0, 1),
+    "group_kind": st.integers(0, 2),
+    "has_minimums": st.integers(0, 1),
+    "exact_scales": st.integers(0, 1),
 }
 
 

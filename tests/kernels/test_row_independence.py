@@ -29,13 +29,30 @@ def shapes(**axes: tuple[int, ...]) -> list[dict[str, int]]:
 HEADS = shapes(
     max_context=(70, 45, 600), block_size=(16, 3, 16), num_kv_heads=(3, 1, 2), group=(3, 1, 2), head_dim=(64, 20, 8)
 )
+INT8 = shapes(in_features=(33, 300, 576), out_features=(9, 70, 192), has_bias=(0, 1, 1), grouped=(0, 1, 1))
+INT4 = shapes(
+    in_features=(64, 128, 576),
+    out_features=(9, 70, 192),
+    has_bias=(0, 1, 1),
+    group_kind=(1, 2, 0),
+    has_minimums=(1, 0, 1),
+    exact_scales=(1, 0, 0),
+)
 BY_ROW = {
     "philox": [{}],
     "draw": shapes(vocab=(1, 1025, 4097), num_samples=(1, 3, 2), replacement=(0, 1, 0)),
     "embed": shapes(model_vocab=(50, 300), hidden=(1, 200)),
+    "embed_int8": shapes(model_vocab=(50, 300), hidden=(33, 200), grouped=(0, 1)),
+    "embed_int4": shapes(model_vocab=(50, 300), hidden=(33, 200), has_minimums=(0, 1)),
     "linear": shapes(in_features=(1, 33, 300, 576), out_features=(9, 150, 70, 192), has_bias=(0, 1, 0, 1)),
     "linear_prefill": shapes(in_features=(1, 33, 300, 576), out_features=(9, 150, 70, 192), has_bias=(0, 1, 0, 1)),
     "lm_head": shapes(in_features=(33, 576), out_features=(1000, 257)),
+    "linear_int8": INT8,
+    "linear_int8_prefill": INT8,
+    "lm_head_int8": [{axis: n for axis, n in sizes.items() if axis != "has_bias"} for sizes in INT8],
+    "linear_int4": INT4,
+    "linear_int4_prefill": INT4,
+    "lm_head_int4": [{axis: n for axis, n in sizes.items() if axis != "has_bias"} for sizes in INT4],
     "process_logits": shapes(num_seqs=(3, 9), vocab=(65, 4099), padding=(0, 3), has_counts=(1, 0)),
     "rms_norm": shapes(hidden=(1, 100, 576)),
     "add_rms_norm": shapes(hidden=(1, 100, 576)),

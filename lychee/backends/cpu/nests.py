@@ -62,10 +62,11 @@ def mask_terms(
 
     def descend(value: Value, place: Place) -> None:
         op = value.op
-        if op is None or value in f.buffers or UNKNOWN in place or not value.type.is_tile:
+        if op is None or value in f.buffers or not value.type.is_tile:
             return
-        if op.name == "arith.cmpi" and f.strides.decided(op) is None:
-            found[Term(op, place)] = None
+        if op.name == "arith.cmpi":
+            if UNKNOWN not in place and f.strides.decided(op) is None:
+                found[Term(op, place)] = None
         elif op.name == "tt.splat":
             found[Term(op, (None,) * len(place))] = None
         elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims", "tt.trans"):

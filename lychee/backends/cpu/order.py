@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .elementwise import DIVISION, VECMATH
 from .lanes import GENERAL, Strides
-from .shapes import Place, operand_places
+from .shapes import Place, keeps_runs, operand_places
 from .ttir import Block, Func, Op, Value, walk
 
 WRITES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas"}
@@ -36,7 +36,7 @@ FREE = {
 }  # addresses, masks
 SHARED = 8  # cost from which a value that several nests use is computed once
 REPEATED = 6  # cost from which a value that a loop or a broadcast repeats is computed once
-OPERAND = 5  # cost up to which the operand of a dot is evaluated again for every block
+OPERAND = 12  # cost up to which the operand of a dot is evaluated again for every block; below that of an exp
 MOVED = 3  # cost from which a value read at rearranged indices is computed first
 
 
@@ -145,6 +145,8 @@ class _Analysis:
         """The cost from which what the op moves is held, and then costs a read."""
         if op.name == "tt.expand_dims":
             return REPEATED
+        if op.name == "tt.reshape" and keeps_runs(op.operands[0].type.shape, op.results[0].type.shape):
+            return float("inf")
         return MOVED if op.name in ("tt.reshape", "tt.gather", "tt.cat") else float("inf")
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .llvm import Builder, Val, integer, literal, register
@@ -12,6 +12,7 @@ from .ttir import Op, Value
 if TYPE_CHECKING:
     from .frame import Frame, Index
 
+RUN = 16  # elements, the most lanes a vector of 32-bit numbers has
 Map = Callable[["Frame", Op, Value, "Index", int], Val]
 
 
@@ -113,8 +114,33 @@ def _trans(f: Frame, op: Op, value: Value, index: Index, lanes: int) -> Val:
 
 def _reshape(f: Frame, op: Op, value: Value, index: Index, lanes: int) -> Val:
     source = op.operands[0]
-    place = flat(f.b, index, value.type.shape, lanes)
-    return f.at(source, unflat(f.b, place, source.type.shape, lanes), lanes)
+    found: list[Val] = []
+    for ours, theirs in _alike(value.type.shape, source.type.shape):
+        place = flat(f.b, index[ours], value.type.shape[ours], lanes)
+        found += unflat(f.b, place, source.type.shape[theirs], lanes)
+    return f.at(source, tuple(found), lanes)
+
+
+def _alike(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """The shortest runs of axes of two shapes that hold equally many elements."""
+    i = j = 0
+    while i < len(ours) or j < len(theirs):
+        first, second = i, j
+        n, m = 1, 1
+        while first == i or second == j or n != m:
+            if j >= len(theirs) or (i < len(ours) and n <= m):
+                n, i = n * ours[i], i + 1
+            else:
+                m, j = m * theirs[j], j + 1
+            if i == len(ours) and j == len(theirs):
+                break
+        yield slice(first, i), slice(second, j)
+
+
+def keeps_runs(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether a reshape leaves elements in runs of RUN along the axes that it splits or joins."""
+    pairs = ((before[ours], after[theirs]) for ours, theirs in _alike(before, after))
+    return all(a == b or min((*a, RUN)[len(a) - 1], (*b, RUN)[len(b) - 1]) >= RUN for a, b in pairs if a and b)
 
 
 def _choose(b: Builder, condition: Val, yes: Val, no: Val, lanes: int) -> Val:
@@ -197,6 +223,10 @@ def operand_places(op: Op, place: Place) -> list[tuple[Value, Place]]:
         elif name == "tt.trans":
             moved = dict(zip(op.attrs["order"], place, strict=True))
             where = tuple(moved[d] for d in range(len(place)))
+        elif name == "tt.reshape":
+            ours = operand.type.shape
+            runs = [(place[b], ours[a] == shape[b], ours[a]) for a, b in _alike(ours, shape)]
+            where = tuple(p for kept, same, axes in runs for p in (kept if same else (UNKNOWN,) * len(axes)))
         elif name in MAPS:
             where = (UNKNOWN,) * len(operand.type.shape)
         else:
