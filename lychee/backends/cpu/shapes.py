@@ -115,13 +115,13 @@ def _trans(f: Frame, op: Op, value: Value, index: Index, lanes: int) -> Val:
 def _reshape(f: Frame, op: Op, value: Value, index: Index, lanes: int) -> Val:
     source = op.operands[0]
     found: list[Val] = []
-    for ours, theirs in _alike(value.type.shape, source.type.shape):
+    for ours, theirs in matched_axes(value.type.shape, source.type.shape):
         place = flat(f.b, index[ours], value.type.shape[ours], lanes)
         found += unflat(f.b, place, source.type.shape[theirs], lanes)
     return f.at(source, tuple(found), lanes)
 
 
-def _alike(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+def matched_axes(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
     """The shortest runs of axes of two shapes that hold equally many elements."""
     i = j = 0
     while i < len(ours) or j < len(theirs):
@@ -139,7 +139,7 @@ def _alike(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[tuple[sli
 
 def keeps_runs(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     """Whether a reshape leaves elements in runs of RUN along the axes that it splits or joins."""
-    pairs = ((before[ours], after[theirs]) for ours, theirs in _alike(before, after))
+    pairs = ((before[ours], after[theirs]) for ours, theirs in matched_axes(before, after))
     return all(a == b or min((*a, RUN)[len(a) - 1], (*b, RUN)[len(b) - 1]) >= RUN for a, b in pairs if a and b)
 
 
@@ -225,7 +225,7 @@ def operand_places(op: Op, place: Place) -> list[tuple[Value, Place]]:
             where = tuple(moved[d] for d in range(len(place)))
         elif name == "tt.reshape":
             ours = operand.type.shape
-            runs = [(place[b], ours[a] == shape[b], ours[a]) for a, b in _alike(ours, shape)]
+            runs = [(place[b], ours[a] == shape[b], ours[a]) for a, b in matched_axes(ours, shape)]
             where = tuple(p for kept, same, axes in runs for p in (kept if same else (UNKNOWN,) * len(axes)))
         elif name in MAPS:
             where = (UNKNOWN,) * len(operand.type.shape)
