@@ -17,6 +17,7 @@ from .philox import philox
 from .rms_norm import add_rms_norm, rms_norm
 from .rope import rope_store
 from .sample import draw
+from .spread import spread_logits
 from .swiglu import swiglu
 from .types import Cost
 
@@ -48,5 +49,6 @@ __all__ = [
     "process_logits",
     "rms_norm",
     "rope_store",
+    "spread_logits",
     "swiglu",
 ]

@@ -21,15 +21,15 @@ def group_size(in_features: int, weight: Int8Weight | Int4Weight) -> int:
 
 def dequantize(weight: Int8Weight | Int4Weight) -> Tensor:
     """fp32 [out_features, in_features]."""
-    if isinstance(weight, Int8Weight):
-        values = weight.values.float().unflatten(1, (weight.scales.shape[1], -1))
-        return (values * weight.scales.float()[..., None]).flatten(1)
-    runs = weight.packed.unflatten(1, (-1, RUN))
-    quants = torch.cat([runs & 15, runs >> 4], dim=-1).flatten(1)
-    quants = quants.float().unflatten(1, (weight.scales.shape[1], -1))
     scales = weight.scales.float()[..., None]
-    minimums = -8 * scales if weight.minimums is None else weight.minimums.float()[..., None]
-    return (quants * scales + minimums).flatten(1)
+    if isinstance(weight, Int8Weight):
+        quants, minimums = weight.values, torch.zeros_like(scales)
+    else:
+        runs = weight.packed.unflatten(1, (-1, RUN))
+        quants = torch.cat([runs & 15, runs >> 4], dim=-1).flatten(1)
+        minimums = -8 * scales if weight.minimums is None else weight.minimums.float()[..., None]
+    dense: Tensor = (quants.float().unflatten(1, (scales.shape[1], -1)) * scales + minimums).flatten(1)
+    return dense
 
 
 def sample_int8(out_features: int, in_features: int, groups_of: int, device: str) -> Int8Weight:

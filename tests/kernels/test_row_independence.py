@@ -59,6 +59,7 @@ BY_ROW = {
     "rope_store": shapes(
         num_heads=(5, 1), num_kv_heads=(3, 1), head_dim=(64, 20), num_slots=(EVERYONE,) * 2, num_positions=(40, 40)
     ),
+    "spread_logits": shapes(num_outputs=(1, 50), model_vocab=(300, 4099)),
     "swiglu": shapes(intermediate=(1, 300, 1536)),
 }
 BY_SEQUENCE = {
