@@ -227,7 +227,6 @@ def attention(
             group,
             head_dim,
             max_blocks,
-            ancestors.shape[1],
             window,
             scale_log2,
             paging.block_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .attention_tiles import fold_tile, load_tile, merge_states
@@ -10,13 +9,7 @@ from .kernel import kernel
 from .kv_store import load_slots
 
 
-@triton.jit
-def all_see_from(context_len, max_path, window):
-    """The first position that every row of a sequence sees, however deep in its tree; 0 or less for all of them."""
-    return context_len + max_path - window
-
-
-@kernel(do_not_specialize=["num_tokens", "max_blocks", "max_path", "window", "group"])
+@kernel(do_not_specialize=["num_tokens", "max_blocks", "window", "group"])
 def prefix_kernel(
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -31,7 +24,6 @@ def prefix_kernel(
     group,
     head_dim,
     max_blocks,
-    max_path,
     window,
     scale_log2,
     BLOCK_SIZE: tl.constexpr,  # of the paged cache
@@ -43,7 +35,7 @@ def prefix_kernel(
 ):
     """Fold one split of a sequence's full prefix tiles for its rows and one group of heads.
 
-    A split that begins outside some row's window is left to the path kernel: no row meets what another alone may see.
+    Windows are no matter here: a row that does not see all of a split makes nothing of its state.
     `num_shares` programs share a sequence's rows, one after the other, so that what one read the next finds in a cache.
     """
     seq = (tl.program_id(0) // num_shares).to(tl.int64)
@@ -55,7 +47,7 @@ def prefix_kernel(
     last_tile = tl.minimum(first_tile + SPLIT, context_len // TILE)
     if first_tile >= last_tile:
         return
-    if WINDOWED and first_tile * TILE < all_see_from(context_len, max_path, window):
+    if WINDOWED and first_tile * TILE <= context_len - window:  # not even the root sees all of it
         return
     first_row = tl.load(cu_seqlens_q_ptr + seq)
     num_rows = tl.load(cu_seqlens_q_ptr + seq + 1) - first_row
@@ -150,9 +142,9 @@ def path_kernel(
         begun = first_tile < prefix_tiles
         first_own = tl.maximum(first_tile, prefix_tiles)
         if WINDOWED:
-            shared = first_tile * TILE >= all_see_from(context_len, max_path, window)
-            begun = begun & shared
-            first_own = tl.where(shared, first_own, tl.maximum(first_tile, first_seen // TILE))
+            seen = first_tile * TILE >= first_seen  # all of the split; of any other the state is not the row's
+            begun = begun & seen
+            first_own = tl.where(seen, first_own, tl.maximum(first_tile, first_seen // TILE))
         states = split * split_states + heads
         mask_s = mask_m & begun
         acc = tl.load(states_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
