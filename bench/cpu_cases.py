@@ -147,7 +147,7 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
     """
     head_dim, kv_heads = config.head_dim, config.num_kv_heads
     group = config.num_heads // kv_heads
-    lengths = [keys for keys in (100, 512, 2000) if keys <= config.max_position_embeddings]
+    lengths = [keys for keys in (100, 512, 2000) if keys <= config.max_positions]
     for keys, num_rows in itertools.product(lengths, rows):
         num_blocks = -(-(keys + num_rows) // BLOCK_SIZE)
         table = torch.randperm(num_blocks)

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ModelError as error:
         parser.error(str(error))
     sizes = args.rows
-    limit = min(model.config.max_position_embeddings for model in models.values()) - max(sizes)
+    limit = min(model.config.max_positions for model in models.values()) - max(sizes)
     if not 0 <= args.context <= limit or args.repeats < 1:
         parser.error(f"--context is {args.context}, must be from 0 to {limit}; --repeats at least 1")
     passes = {(name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes}

@@ -1,7 +1,8 @@
 """Decode-class attention: the rows of each sequence are nodes of its tree, over a paged KV cache.
 
 A row's keys are folded in position order, tile by tile at fixed positions, so its result depends on its query, keys
-and values alone: not on how much of its path is committed, nor on node ids, block size or the rest of the batch.
+and values alone: not on how much of its path is committed, nor on node ids, block size or the rest of the batch. With
+a window it sees the last `window` positions up to its own, and what lies before them is neither read nor counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from . import sizes
 from .attention_kernels import path_kernel, prefix_kernel
-from .attention_tiles import LOG2_E
+from .attention_tiles import LOG2_E, check_window, window_start
 from .kv_store import token_slots
 from .op import op
 from .samples import paging_to, sample_caches, sample_paging, sample_tree
@@ -27,7 +28,13 @@ CPU_ALONE = 1 << 14  # elements of queries times tiles up to which the CPU folds
 
 
 def attention_reference(
-    q: Queries, k_cache: KVCache, v_cache: KVCache, paging: Paging, ancestors: Ancestors, scale: float
+    q: Queries,
+    k_cache: KVCache,
+    v_cache: KVCache,
+    paging: Paging,
+    ancestors: Ancestors,
+    scale: float,
+    window: int = 0,
 ) -> Queries:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -43,25 +50,30 @@ def attention_reference(
         for cache in (k_cache, v_cache)
     )
     path_scores = grouped @ path_keys.permute(1, 0, 3, 2)
-    path_scores.masked_fill_((ancestors < 0)[:, None], float("-inf"))
+    lengths = paging.context_lens[paging.seq_idx] + (ancestors >= 0).sum(1, dtype=torch.int32)
+    seen_from = (lengths - window).clamp(min=0) if window else torch.zeros_like(lengths)
+    depths = torch.arange(ancestors.shape[1], device=q.device)
+    unseen = (ancestors < 0) | (paging.context_lens[paging.seq_idx, None] + depths < seen_from[:, None])
+    path_scores.masked_fill_(unseen[:, None], float("-inf"))
 
     shape = (num_kv_heads, num_tokens, group, paging.max_context)
     scores = torch.full(shape, float("-inf"), dtype=torch.float32, device=q.device)
     bounds, contexts = paging.cu_seqlens_q.tolist(), paging.context_lens.tolist()
-    prefixes = [
-        (slice(first, last), slots[seq, :length], length)
-        for seq, (first, last, length) in enumerate(zip(bounds, bounds[1:], contexts, strict=False))
-        if length and last > first
-    ]
-    for rows, prefix, length in prefixes:
+    prefixes = []  # rows of a sequence, the span of its prefix that any of them sees, and the slots of that span
+    for seq, (first, last, length) in enumerate(zip(bounds, bounds[1:], contexts, strict=False)):
+        if last > first and (start := int(seen_from[first:last].min())) < length:
+            prefixes.append((slice(first, last), slice(start, length), slots[seq, start:length]))
+    for rows, span, prefix in prefixes:
         keys = k_cache.index_select(0, prefix).float().permute(1, 2, 0)
-        scores[:, rows, :, :length] = (grouped[:, rows].flatten(1, 2) @ keys).unflatten(1, (-1, group))
+        scores[:, rows, :, span] = (grouped[:, rows].flatten(1, 2) @ keys).unflatten(1, (-1, group))
+    before = torch.arange(paging.max_context, device=q.device) < seen_from[:, None]
+    scores.masked_fill_(before[:, None], float("-inf"))
 
     probs = torch.cat([scores, path_scores], -1).softmax(-1)
     out = probs[..., paging.max_context :] @ path_values.transpose(0, 1)
-    for rows, prefix, length in prefixes:
+    for rows, span, prefix in prefixes:
         values = v_cache.index_select(0, prefix).float().transpose(0, 1)
-        out[:, rows] += (probs[:, rows, :, :length].flatten(1, 2) @ values).unflatten(1, (-1, group))
+        out[:, rows] += (probs[:, rows, :, span].flatten(1, 2) @ values).unflatten(1, (-1, group))
     return out.transpose(0, 1).reshape(q.shape).to(q.dtype).contiguous()
 
 
@@ -76,8 +88,9 @@ def attention_sample(
     num_kv_heads: int,
     group: int,
     head_dim: int,
+    window: int = 0,
 ) -> dict[str, Any]:
-    """Random trees over ragged contexts; every slot that no row's path holds is NaN."""
+    """Random trees over ragged contexts; every slot that no row sees is NaN."""
     num_nodes = [max_nodes, *torch.randint(1, max_nodes + 1, (num_seqs - 1,)).tolist()]
     contexts = [max_context, *torch.randint(0, max_context + 1, (num_seqs - 1,)).tolist()]
     trees = [sample_tree(n) for n in num_nodes]
@@ -91,7 +104,7 @@ def attention_sample(
     slots = token_slots(paging.block_tables, block_size)
     used = torch.cat(
         [
-            slots[seq, [*range(context), *(context + path[-1] for path in tree)]]
+            slots[seq, [*range(window_start(context, window), context), *(context + path[-1] for path in tree)]]
             for seq, (context, tree) in enumerate(zip(contexts, trees, strict=True))
         ]
     )
@@ -103,41 +116,45 @@ def attention_sample(
         "paging": paging_to(paging, device),
         "ancestors": ancestors.to(device),
         "scale": head_dim**-0.5,
+        "window": window,
     }
 
 
 def attention_cost(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float, window: int = 0
 ) -> Cost:
     """Prefixes are read once per sequence, paths once per row."""
     _, num_kv_heads, head_dim = k_cache.shape
-    path_keys = int((ancestors >= 0).sum())
-    scored = int(paging.context_lens[paging.seq_idx].sum()) + path_keys
-    read = (int(paging.context_lens.sum()) + path_keys) * 2 * num_kv_heads * head_dim
+    widest = window or paging.max_context + ancestors.shape[1]
+    path_keys = (ancestors >= 0).sum(1)
+    scored = int((paging.context_lens[paging.seq_idx] + path_keys).clamp(max=widest).sum())
+    read = int(paging.context_lens.clamp(max=widest).sum() + path_keys.clamp(max=widest).sum())
+    read *= 2 * num_kv_heads * head_dim
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
 def attention_scratch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float, window: int = 0
 ) -> Scratch:
     """Every row's unmerged states per split of the prefix: un-normalised outputs, then running maxima, then sums.
 
     One buffer [num_splits, num_tokens, num_heads, head_dim + 2]; in it each of the three is contiguous.
     """
-    splits = num_splits(q, paging)
+    splits = num_splits(q, paging, window)
     return {"states": ((splits, q.shape[0], q.shape[1], q.shape[2] + 2), torch.float32) if splits else None}
 
 
-def num_splits(q: Tensor, paging: Paging) -> int:
+def num_splits(q: Tensor, paging: Paging, window: int = 0) -> int:
     """Splits whose states the prefix kernel makes; 0 where the path kernel had better do all by itself.
 
     On a GPU that is where there is one split of one row each. On a CPU it is where folding a row's tiles for it alone
     costs less than a second launch.
     """
     tiles = paging.max_context // TILE
+    seen = min(tiles, window // TILE) if window else tiles
     if sizes.runs_on_cpu(q):
-        return 0 if q.numel() * tiles <= CPU_ALONE else cdiv(tiles, SPLIT)
-    return 0 if tiles <= SPLIT and q.shape[0] == paging.context_lens.shape[0] else cdiv(tiles, SPLIT)
+        return 0 if q.numel() * seen <= CPU_ALONE else cdiv(tiles, SPLIT)
+    return 0 if seen <= SPLIT and q.shape[0] == paging.context_lens.shape[0] else cdiv(tiles, SPLIT)
 
 
 @cache
@@ -159,6 +176,7 @@ def cpu_block_m(num_rows: int) -> int:
         "num_kv_heads": 8,
         "group": 4,
         "head_dim": 128,
+        "window": 0,
     },
 )
 def attention(
@@ -170,8 +188,15 @@ def attention(
     paging: Paging,
     ancestors: Tensor,
     scale: float,
+    window: int = 0,
 ) -> None:
-    """out = softmax(scale * q k^T) v over each row's prefix and path; statistics in fp32."""
+    """out = softmax(scale * q k^T) v over each row's prefix and path; statistics in fp32.
+
+    A row at position p sees the keys of positions above p - window; all of them where `window` is 0. Raises ValueError
+    where it is negative.
+    """
+    check_window("attention", window)
+    windowed = 0 < window < paging.max_context + ancestors.shape[1]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
@@ -202,10 +227,12 @@ def attention(
             group,
             head_dim,
             max_blocks,
+            window,
             scale_log2,
             paging.block_size,
             TILE,
             SPLIT,
+            windowed,
             block_m,
             block_d,
             **options,
@@ -225,11 +252,13 @@ def attention(
         head_dim,
         max_blocks,
         ancestors.shape[1],
+        window,
         splits,
         scale_log2,
         paging.block_size,
         TILE,
         SPLIT,
+        windowed,
         max(least, next_power_of_2(group)),
         block_d,
         64,

@@ -9,7 +9,7 @@ from .kernel import kernel
 from .kv_store import load_slots
 
 
-@kernel(do_not_specialize=["num_tokens", "max_blocks", "group"])
+@kernel(do_not_specialize=["num_tokens", "max_blocks", "window", "group"])
 def prefix_kernel(
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -24,15 +24,18 @@ def prefix_kernel(
     group,
     head_dim,
     max_blocks,
+    window,
     scale_log2,
     BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOWED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Fold one split of a sequence's full prefix tiles for its rows and one group of heads.
 
+    Windows are no matter here: a row that does not see all of a split makes nothing of its state.
     `num_shares` programs share a sequence's rows, one after the other, so that what one read the next finds in a cache.
     """
     seq = (tl.program_id(0) // num_shares).to(tl.int64)
@@ -40,8 +43,11 @@ def prefix_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     first_tile = split * SPLIT
-    last_tile = tl.minimum(first_tile + SPLIT, tl.load(context_lens_ptr + seq) // TILE)
+    context_len = tl.load(context_lens_ptr + seq)
+    last_tile = tl.minimum(first_tile + SPLIT, context_len // TILE)
     if first_tile >= last_tile:
+        return
+    if WINDOWED and first_tile * TILE <= context_len - window:  # not even the root sees all of it
         return
     first_row = tl.load(cu_seqlens_q_ptr + seq)
     num_rows = tl.load(cu_seqlens_q_ptr + seq + 1) - first_row
@@ -73,7 +79,7 @@ def prefix_kernel(
         tl.store(states_ptr + states[:, None] * head_dim + offs_d[None, :], acc, mask=mask_md)
 
 
-@kernel(do_not_specialize=["max_blocks", "max_path", "num_splits", "group"])
+@kernel(do_not_specialize=["max_blocks", "max_path", "window", "num_splits", "group"])
 def path_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     states_ptr,  # see attention_scratch
@@ -89,11 +95,13 @@ def path_kernel(
     head_dim,
     max_blocks,
     max_path,
+    window,
     num_splits,
     scale_log2,
     BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOWED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -112,6 +120,7 @@ def path_kernel(
         length += tl.sum((node >= 0).to(tl.int32), axis=0)
     prefix_tiles = tl.where(num_splits > 0, context_len // TILE, 0)
     num_tiles = tl.cdiv(length, TILE)
+    first_seen = tl.maximum(length - window, 0) if WINDOWED else 0
 
     num_heads = num_kv_heads * group
     offs_m = tl.arange(0, BLOCK_M)
@@ -128,9 +137,14 @@ def path_kernel(
     total_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for split in range(tl.cdiv(num_tiles, SPLIT)):
+    for split in range(first_seen // (SPLIT * TILE), tl.cdiv(num_tiles, SPLIT)):
         first_tile = split * SPLIT
         begun = first_tile < prefix_tiles
+        first_own = tl.maximum(first_tile, prefix_tiles)
+        if WINDOWED:
+            seen = first_tile * TILE >= first_seen  # all of the split; of any other the state is not the row's
+            begun = begun & seen
+            first_own = tl.where(seen, first_own, tl.maximum(first_tile, first_seen // TILE))
         states = split * split_states + heads
         mask_s = mask_m & begun
         acc = tl.load(states_ptr + states[:, None] * head_dim + offs_d[None, :], mask=mask_md & begun, other=0.0)
@@ -138,10 +152,13 @@ def path_kernel(
         running_sum = tl.load(running_max_ptr + num_states + states, mask=mask_s, other=0.0)
         # Without splits there is nothing to load, and the pointer is to whatever type.
         acc, running_max, running_sum = acc.to(tl.float32), running_max.to(tl.float32), running_sum.to(tl.float32)
-        for tile in range(tl.maximum(first_tile, prefix_tiles), tl.minimum(first_tile + SPLIT, num_tiles)):
+        for tile in range(first_own, tl.minimum(first_tile + SPLIT, num_tiles)):
             visible = tile * TILE + offs_t < length
             # Past its end a path reads its last position again: not even with weight 0 may what lies elsewhere count.
             positions = tl.minimum(tile * TILE + offs_t, length - 1)
+            if WINDOWED:  # nor what lies before its window
+                visible = visible & (tile * TILE + offs_t >= first_seen)
+                positions = tl.maximum(positions, first_seen)
             node = tl.load(path_ptr + positions - context_len, mask=positions >= context_len, other=0)
             tokens = tl.where(positions < context_len, positions, context_len + node)
             slots = load_slots(block_table_ptr, tokens, BLOCK_SIZE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import sizes
 from .attention import SPLIT, TILE
-from .attention_tiles import LOG2_E, fold_tile, load_tile, merge_states
+from .attention_tiles import LOG2_E, check_window, fold_tile, load_tile, merge_states, window_start
 from .kernel import kernel
 from .kv_store import load_slots, token_slots
 from .op import op
@@ -22,19 +22,20 @@ from .types import Cost, KVCache, Paging, Queries
 
 
 def attention_prefill_reference(
-    q: Queries, k_cache: KVCache, v_cache: KVCache, paging: Paging, scale: float
+    q: Queries, k_cache: KVCache, v_cache: KVCache, paging: Paging, scale: float, window: int = 0
 ) -> Queries:
     slots = token_slots(paging.block_tables, paging.block_size)
     bounds, contexts = paging.cu_seqlens_q.tolist(), paging.context_lens.tolist()
     out = torch.empty_like(q)
     for seq, (first, last, context) in enumerate(zip(bounds, bounds[1:], contexts, strict=False)):
-        rows = last - first
-        seen = slots[seq, : context + rows]
+        rows, start = last - first, window_start(context, window)
+        seen = slots[seq, start : context + rows]
+        mask = torch.ones(rows, len(seen), dtype=torch.bool, device=q.device).tril_(context - start)
         out[first:last] = F.scaled_dot_product_attention(
             q[first:last].float().transpose(0, 1),
             k_cache[seen].float().transpose(0, 1),
             v_cache[seen].float().transpose(0, 1),
-            attn_mask=torch.ones(rows, context + rows, dtype=torch.bool, device=q.device).tril_(context),
+            attn_mask=mask.triu_(context - start - window + 1) if window else mask,
             scale=scale,
             enable_gqa=True,
         ).transpose(0, 1)
@@ -52,14 +53,16 @@ def attention_prefill_sample(
     num_kv_heads: int,
     group: int,
     head_dim: int,
+    window: int = 0,
 ) -> dict[str, Any]:
-    """Ragged chunks over ragged contexts; every slot that holds no token is NaN."""
+    """Ragged chunks over ragged contexts; every slot that no row sees is NaN."""
     rows = [max_rows, *torch.randint(1, max_rows + 1, (num_seqs - 1,)).tolist()]
     contexts = [max_context, *torch.randint(0, max_context + 1, (num_seqs - 1,)).tolist()]
     lengths = [n + c for n, c in zip(rows, contexts, strict=True)]
     paging = sample_paging(contexts, rows, lengths, block_size)
     slots = token_slots(paging.block_tables, block_size)
-    used = torch.cat([slots[seq, :length] for seq, length in enumerate(lengths)])
+    starts = [window_start(context, window) for context in contexts]
+    used = torch.cat([slots[seq, start:end] for seq, (start, end) in enumerate(zip(starts, lengths, strict=True))])
     k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device)
     return {
         "q": torch.randn(sum(rows), num_kv_heads * group, head_dim, dtype=dtype, device=device),
@@ -67,15 +70,20 @@ def attention_prefill_sample(
         "v_cache": v_cache,
         "paging": paging_to(paging, device),
         "scale": head_dim**-0.5,
+        "window": window,
     }
 
 
-def attention_prefill_cost(q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float) -> Cost:
+def attention_prefill_cost(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float, window: int = 0
+) -> Cost:
     """Keys and values are read once per sequence; the causal half of the chunk is scored."""
     _, num_kv_heads, head_dim = k_cache.shape
+    widest = window or paging.max_context + paging.max_rows
     rows, contexts = paging.cu_seqlens_q.diff().long(), paging.context_lens.long()
-    scored = int((rows * contexts + rows * (rows + 1) // 2).sum())
-    read = int((rows + contexts).sum()) * 2 * num_kv_heads * head_dim
+    places = torch.arange(q.shape[0], device=q.device) - paging.cu_seqlens_q[paging.seq_idx]
+    scored = int((contexts[paging.seq_idx] + places + 1).clamp(max=widest).sum())
+    read = int((rows + contexts.clamp(max=widest)).sum()) * 2 * num_kv_heads * head_dim
     return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
 
 
@@ -85,7 +93,9 @@ def _fold_tiles(
     end,
     q,
     row_positions,
+    first_seen,
     length,
+    window,
     k_cache_ptr,
     v_cache_ptr,
     block_table_ptr,
@@ -95,24 +105,32 @@ def _fold_tiles(
     scale_log2,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOWED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """State of the rows over positions start .. end, of which a row sees those up to its own."""
-    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    """State of the rows over positions start .. end, of which a row sees those of its window up to its own.
+
+    The maximum begins finite: of tiles before its window a row sees nothing, and -inf less -inf is NaN.
+    """
+    running_max = tl.full([BLOCK_M], -3e38, tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile_start in range(start, end, TILE):
         positions = tile_start + tl.arange(0, TILE)
-        slots = load_slots(block_table_ptr, tl.minimum(positions, length - 1), BLOCK_SIZE)
+        visible = positions[None, :] <= row_positions[:, None]
+        tokens = tl.minimum(positions, length - 1)
+        if WINDOWED:
+            visible = visible & (positions[None, :] > row_positions[:, None] - window)
+            tokens = tl.maximum(tokens, first_seen)
+        slots = load_slots(block_table_ptr, tokens, BLOCK_SIZE)
         k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
         v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        visible = positions[None, :] <= row_positions[:, None]
         running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
     return running_max, running_sum, acc
 
 
-@kernel(do_not_specialize=["max_blocks"])
+@kernel(do_not_specialize=["max_blocks", "window"])
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     q_ptr,  # [num_tokens, num_heads, head_dim]
@@ -125,14 +143,16 @@ def _prefill_kernel(
     group,
     head_dim,
     max_blocks,
+    window,
     scale_log2,
     BLOCK_SIZE: tl.constexpr,  # of the paged cache
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,  # tiles folded into one state before states are merged; 0 for all
+    WINDOWED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One tile of a sequence's rows and their grouped heads, packed, over all positions up to its last row."""
+    """One tile of a sequence's rows and their grouped heads, packed, over all positions that any of them sees."""
     start = tl.program_id(0) * BLOCK_M
     kv_head = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
@@ -152,13 +172,17 @@ def _prefill_kernel(
     q = tl.load(q_ptr + offsets, mask=mask_md, other=0.0)
     row_positions = context_len + offs_m // group
     length = context_len + tl.minimum((start + BLOCK_M - 1) // group + 1, num_rows)
+    first_seen = tl.maximum(context_len + start // group + 1 - window, 0) if WINDOWED else 0
+    first_tile = first_seen // TILE * TILE
     if SPLIT == 0:
         _, total_sum, total = _fold_tiles(
-            0,
+            first_tile,
             length,
             q,
             row_positions,
+            first_seen,
             length,
+            window,
             k_cache_ptr,
             v_cache_ptr,
             block_table_ptr,
@@ -168,6 +192,7 @@ def _prefill_kernel(
             scale_log2,
             BLOCK_SIZE,
             TILE,
+            WINDOWED,
             BLOCK_M,
             BLOCK_D,
         )
@@ -175,13 +200,15 @@ def _prefill_kernel(
         total_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total_sum = tl.zeros([BLOCK_M], tl.float32)
         total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for split_start in range(0, length, SPLIT * TILE):
+        for split_start in range(first_seen // (SPLIT * TILE) * (SPLIT * TILE), length, SPLIT * TILE):
             running_max, running_sum, acc = _fold_tiles(
-                split_start,
+                tl.maximum(split_start, first_tile),
                 tl.minimum(split_start + SPLIT * TILE, length),
                 q,
                 row_positions,
+                first_seen,
                 length,
+                window,
                 k_cache_ptr,
                 v_cache_ptr,
                 block_table_ptr,
@@ -191,10 +218,11 @@ def _prefill_kernel(
                 scale_log2,
                 BLOCK_SIZE,
                 TILE,
+                WINDOWED,
                 BLOCK_M,
                 BLOCK_D,
             )
-            seen = split_start <= row_positions  # of the others the state is NaN
+            seen = split_start <= row_positions
             merged_max, merged_sum, merged = merge_states(total_max, total_sum, total, running_max, running_sum, acc)
             total_max = tl.where(seen, merged_max, total_max)
             total_sum = tl.where(seen, merged_sum, total_sum)
@@ -214,10 +242,17 @@ def _prefill_kernel(
         "num_kv_heads": 8,
         "group": 4,
         "head_dim": 128,
+        "window": 0,
     },
 )
-def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float) -> None:
-    """out = softmax(scale * q k^T) v, row i of a sequence over positions 0 .. context_len + i; statistics in fp32."""
+def attention_prefill(
+    out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float, window: int = 0
+) -> None:
+    """out = softmax(scale * q k^T) v, row i of a sequence over positions 0 .. context_len + i; statistics in fp32.
+
+    With a window, over the last `window` of those. Raises ValueError where it is negative.
+    """
+    check_window("attention_prefill", window)
     _, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
@@ -239,10 +274,12 @@ def attention_prefill(out: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
         group,
         head_dim,
         paging.block_tables.shape[1],
+        window,
         scale * LOG2_E,
         BLOCK_SIZE=paging.block_size,
         TILE=tile,
         SPLIT=split,
+        WINDOWED=0 < window < paging.max_context + paging.max_rows,
         BLOCK_M=block_m,
         BLOCK_D=max(1 if sizes.runs_on_cpu(q) else 16, next_power_of_2(head_dim)),
         num_warps=8,

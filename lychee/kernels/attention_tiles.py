@@ -6,6 +6,17 @@ import triton.language as tl
 LOG2_E = 1.4426950408889634
 
 
+def check_window(op: str, window: int) -> None:
+    """Raise ValueError for a window that is no number of positions; 0 is none."""
+    if window < 0:
+        raise ValueError(f"{op}: window is {window}, must be at least 0")
+
+
+def window_start(position: int, window: int) -> int:
+    """The first position that a row at `position` sees."""
+    return max(0, position + 1 - window) if window else 0
+
+
 @triton.jit
 def fold_tile(
     running_max,  # fp32 [BLOCK_M], in units of log2

@@ -62,6 +62,7 @@ class Cost:
 # Activations and weights
 Hidden = Annotated[Tensor, Spec("num_tokens hidden", FLOAT)]
 HiddenScale = Annotated[Tensor, Spec("hidden", FLOAT)]
+HeadScale = Annotated[Tensor, Spec("head_dim", FLOAT)]
 EmbedTable = Annotated[Tensor, Spec("model_vocab hidden", FLOAT)]
 Features = Annotated[Tensor, Spec("num_tokens in_features", FLOAT)]
 FeaturesF32 = Annotated[Tensor, Spec("num_tokens in_features", F32)]

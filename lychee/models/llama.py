@@ -1,4 +1,7 @@
-"""The Llama forward pass (arXiv:2302.13971, arXiv:2307.09288) over the ops of lychee.kernels."""
+"""The Llama forward pass (arXiv:2302.13971, arXiv:2307.09288) over the ops of lychee.kernels.
+
+Other families differ from it by what their config declares: biases, normed queries and keys, windows (`families.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from lychee.kernels import (
     rope_store,
     swiglu,
 )
-from lychee.kernels.types import Hidden, Logits, RopeTable
+from lychee.kernels.types import HeadScale, Hidden, Logits, RopeTable
 
 from .batch import Batch
 from .config import ModelConfig
@@ -40,7 +43,7 @@ class Llama:
         """Read a Hugging Face model directory. `dtype` None keeps the config's. Raises ModelError."""
         config = ModelConfig.load(Path(path))
         weights = load_weights(Path(path), config, dtype or config.dtype, device)
-        return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_position_embeddings, device))
+        return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_positions, device))
 
     def forward(self, batch: Batch, kv: KVCache) -> Logits:
         """Logits of `batch.logit_rows`, or of every row; stores the keys and values of all rows in `kv`."""
@@ -48,25 +51,33 @@ class Llama:
         residual = embed(batch.tokens, weights.embed)
         x = rms_norm(residual, weights.layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in weights.layers[1:]] + [weights.norm]
-        for layer, next_norm, cache in zip(weights.layers, next_norms, kv.layers, strict=True):
-            x = self._attend(x, layer, batch, cache)
+        windows = self.config.windows
+        for layer, window, next_norm, cache in zip(weights.layers, windows, next_norms, kv.layers, strict=True):
+            x = self._attend(x, layer, window, batch, cache)
             x, residual = add_rms_norm(x, residual, layer.ffn_norm, eps)
             gate, up = _project(x, layer.gate, batch), _project(x, layer.up, batch)
             x = _project(swiglu(gate, up), layer.down, batch)
             x, residual = add_rms_norm(x, residual, next_norm, eps)
         return self._logits(x, batch)
 
-    def _attend(self, x: Hidden, layer: LayerWeights, batch: Batch, cache: tuple[Tensor, Tensor]) -> Hidden:
+    def _attend(
+        self, x: Hidden, layer: LayerWeights, window: int, batch: Batch, cache: tuple[Tensor, Tensor]
+    ) -> Hidden:
         """softmax(q k^T / sqrt(head_dim)) v over each row's own past, keys and values from the paged cache."""
         num_tokens, head_dim = x.shape[0], self.config.head_dim
         q, k, v = (_project(x, p, batch).view(num_tokens, -1, head_dim) for p in (layer.q, layer.k, layer.v))
+        q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
         q = rope_store(q, k, v, *cache, self.rope, batch.positions, batch.slot_mapping)
         scale = head_dim**-0.5
         if batch.ancestors is not None:
-            out = attention(q, *cache, batch.paging, batch.ancestors, scale)
+            out = attention(q, *cache, batch.paging, batch.ancestors, scale, window)
         else:
-            out = attention_prefill(q, *cache, batch.paging, scale)
+            out = attention_prefill(q, *cache, batch.paging, scale, window)
         return _project(out.flatten(1), layer.o, batch)
+
+    def _normed(self, heads: Tensor, scale: HeadScale | None) -> Tensor:
+        """Queries or keys [num_tokens, heads, head_dim], each head normed as if it were a token."""
+        return heads if scale is None else rms_norm(heads.flatten(0, 1), scale, self.config.rms_norm_eps).view_as(heads)
 
     def _logits(self, x: Hidden, batch: Batch) -> Logits:
         if batch.logit_rows is not None:

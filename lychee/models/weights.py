@@ -1,4 +1,4 @@
-"""Weights of a Llama: Hugging Face tensor names mapped to one frozen dataclass per layer."""
+"""Weights of a model: Hugging Face tensor names mapped to one frozen dataclass per layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lychee.kernels.types import Bias, EmbedTable, HiddenScale, Weight
+from lychee.kernels.types import Bias, EmbedTable, HeadScale, HiddenScale, Weight
 
 from .config import ModelConfig
 from .files import ModelError
@@ -30,10 +30,14 @@ class Projection:
 
 @dataclass(frozen=True)
 class LayerWeights:
+    """`q_norm` and `k_norm` are None where the family does not norm queries and keys."""
+
     attn_norm: HiddenScale
     q: Projection
     k: Projection
     v: Projection
+    q_norm: HeadScale | None
+    k_norm: HeadScale | None
     o: Projection
     ffn_norm: HiddenScale
     gate: Projection
@@ -77,9 +81,11 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in (f"model.layers.{i}" for i in range(config.num_layers)):
         shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (config.head_dim,)
         for name, shape in projections.items():
             shapes[f"{layer}.{name}.weight"] = shape
-            if config.mlp_bias if name.startswith("mlp") else config.attention_bias:
+            if name in config.biased:
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
@@ -136,6 +142,8 @@ def _layer(tensors: dict[str, Tensor], name: str) -> LayerWeights:
         q=projection("self_attn.q_proj"),
         k=projection("self_attn.k_proj"),
         v=projection("self_attn.v_proj"),
+        q_norm=tensors.get(f"{name}.self_attn.q_norm.weight"),
+        k_norm=tensors.get(f"{name}.self_attn.k_norm.weight"),
         o=projection("self_attn.o_proj"),
         ffn_norm=tensors[f"{name}.post_attention_layernorm.weight"],
         gate=projection("mlp.gate_proj"),

@@ -60,7 +60,7 @@ class ModelDrafter:
 
     def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
-        self.max_len = model.config.max_position_embeddings
+        self.max_len = model.config.max_positions
         self.max_num_batched_tokens = max_num_batched_tokens
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:

@@ -94,7 +94,7 @@ class LLM:
             )
         self._path = model
         self._chat_template: ChatTemplate | None = None
-        limit = self.target.config.max_position_embeddings
+        limit = self.target.config.max_positions
         self.max_model_len = self.sizes.max_model_len or limit
         if self.max_model_len > limit:
             raise refuse("max_model_len", self.max_model_len, f"at most the model's {limit}")

@@ -21,7 +21,7 @@ def warm_up(engine: Engine) -> None:
         passes.append((engine.drafter.model, engine.drafter.kv))
     room = engine.scheduler.pool.num_blocks * engine.kv.block_size
     for model, kv in passes:
-        longest = min(room, model.config.max_position_embeddings)
+        longest = min(room, model.config.max_positions)
         for rows, context in TREES:
             if rows + context <= longest:
                 _forward(model, kv, rows, context, is_tree=True)

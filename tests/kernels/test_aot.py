@@ -97,6 +97,15 @@ def test_op_compiles_without_spills(everything, name):
     assert all(0 < int(k["registers"]) <= 255 for k in kernels)
 
 
+def test_attention_in_a_window_compiles_without_spills(run):
+    ops = ("--op", "attention,attention_prefill", "--dtype", "float32,bfloat16", "--size", "window=1000")
+    result = run("-m", "lychee.kernels.aot", "--arch", ",".join(ARCHS), *ops)
+    assert result.returncode == 0, result.stdout + result.stderr
+    kernels = usages(result)
+    assert len(kernels) == 3 * 2 * len(ARCHS)
+    assert [k for k in kernels if k["spilled"] != "0"] == []
+
+
 def test_every_shipped_linear_configuration_compiles_without_spills(run):
     result = run("-c", SHIPPED_LINEARS)
     assert result.returncode == 0, result.stdout + result.stderr

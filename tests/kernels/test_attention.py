@@ -47,8 +47,9 @@ def naive(inputs, tokens_of_row):
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [0, 1, 3, 45, 64, 400])
 @pytest.mark.parametrize("max_context", [0, 70, 300])
-def test_a_row_attends_its_prefix_and_its_own_path(face, dtype, max_context):
+def test_a_row_attends_its_prefix_and_its_own_path(face, dtype, max_context, window):
     torch.manual_seed(max_context)
     inputs = attention.sample(
         dtype,
@@ -60,11 +61,12 @@ def test_a_row_attends_its_prefix_and_its_own_path(face, dtype, max_context):
         num_kv_heads=2,
         group=3,
         head_dim=8,
+        window=window,
     )
     contexts, paths = inputs["paging"].context_lens.tolist(), inputs["ancestors"].tolist()
 
     def path_tokens(row, seq):
-        return [*range(contexts[seq]), *(contexts[seq] + node for node in paths[row] if node >= 0)]
+        return [*range(contexts[seq]), *(contexts[seq] + node for node in paths[row] if node >= 0)][-window:]
 
     want = naive(inputs, path_tokens)
     torch.testing.assert_close(
@@ -74,15 +76,16 @@ def test_a_row_attends_its_prefix_and_its_own_path(face, dtype, max_context):
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("max_rows", "max_context"), [(1, 40), (70, 0), (33, 45)])
-def test_a_row_of_a_chunk_attends_all_positions_up_to_its_own(face, dtype, max_rows, max_context):
+@pytest.mark.parametrize("window", [0, 1, 3, 45, 64, 400])
+@pytest.mark.parametrize(("max_rows", "max_context"), [(1, 40), (70, 0), (33, 45), (40, 300)])
+def test_a_row_of_a_chunk_attends_the_positions_of_its_window_up_to_its_own(face, dtype, max_rows, max_context, window):
     torch.manual_seed(max_rows)
     inputs = attention_prefill.sample(
         dtype, DEVICE, num_seqs=2, max_rows=max_rows, max_context=max_context, block_size=16, num_kv_heads=2, group=3,
-        head_dim=8,
+        head_dim=8, window=window,
     )  # fmt: skip
     first_rows, contexts = inputs["paging"].cu_seqlens_q.tolist(), inputs["paging"].context_lens.tolist()
-    want = naive(inputs, lambda row, seq: range(contexts[seq] + row - first_rows[seq] + 1))
+    want = naive(inputs, lambda row, seq: range(contexts[seq] + row - first_rows[seq] + 1)[-window:])
     got = FACES[face](attention_prefill, inputs).double()
     torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -116,8 +119,8 @@ def subject_of(seed, length, dtype):
     return Subject(q.to(dtype), torch.randn(2, length, NUM_KV_HEADS, HEAD_DIM, generator=generator).to(dtype))
 
 
-def result(subject, *, path, crowd=0, block_size=16, rng=None):
-    """The subject's row, as node path[-1] of a tree whose nodes off the path hold NaN, among `crowd` more rows.
+def result(subject, *, path, window=0, crowd=0, block_size=16, rng=None):
+    """The subject's row, as node path[-1] of a tree where all that it does not see holds NaN, among `crowd` more rows.
 
     Half of the crowd are other nodes of the tree, the rest one-node trees before and after it.
     """
@@ -142,6 +145,7 @@ def result(subject, *, path, crowd=0, block_size=16, rng=None):
     slots = token_slots(paging.block_tables, block_size)
     caches = torch.full((2, int(slots.max()) + 1, NUM_KV_HEADS, HEAD_DIM), NAN, dtype=subject.q.dtype)
     caches[:, slots[seq, [*range(context), *(context + node for node in path)]].long()] = subject.kv
+    caches[:, slots[seq, [*range(context), *(context + node for node in path)][: -window or 0]].long()] = NAN
     row = seq + tree.index(path)
     q = torch.randn(len(rows), *subject.q.shape).to(subject.q.dtype)
     q[::3] = NAN
@@ -157,6 +161,7 @@ def result(subject, *, path, crowd=0, block_size=16, rng=None):
         "paging": paging_to(paging, DEVICE),
         "ancestors": ancestors.to(DEVICE),
         "scale": HEAD_DIM**-0.5,
+        "window": window,
     }
     return launched(attention, inputs)[row].cpu()
 
@@ -172,8 +177,8 @@ def same_bits(monkeypatch, tiles, dtype, crowd, examples):
     lengths = [1, tile - 1, tile, tile + 1, 2 * tile + 5, span - 1, span, span + 1, span + tile + 1, 2 * span + 3]
 
     @functools.lru_cache
-    def plain(seed, length):
-        return result(subject_of(seed, length, dtype), path=[0])
+    def plain(seed, length, window):
+        return result(subject_of(seed, length, dtype), path=[0], window=window)
 
     @settings(max_examples=examples, deadline=None, derandomize=True, phases=[Phase.generate])
     @given(data=st.data())
@@ -182,15 +187,18 @@ def same_bits(monkeypatch, tiles, dtype, crowd, examples):
         depth = data.draw(st.integers(1, min(length, tile + 4)), label="path length")
         gaps = data.draw(st.lists(st.integers(1, 3), min_size=depth - 1, max_size=depth - 1), label="gaps")
         seed = data.draw(st.integers(0, 2), label="seed")
+        window = data.draw(st.sampled_from([0, 0, 3, tile, tile + 5, span + 3]), label="window")
+        monkeypatch.setattr(decode, "CPU_ALONE", data.draw(st.sampled_from([-1, 1 << 14]), label="alone up to"))
         got = result(
             subject_of(seed, length, dtype),
             path=[sum(gaps[:node]) for node in range(depth)],
+            window=window,
             crowd=crowd,
             block_size=data.draw(st.sampled_from([1, 4, 16]), label="block_size"),
             rng=random.Random(data.draw(st.integers(0, 9), label="crowd seed")),
         )
         assert torch.isfinite(got).all()
-        assert torch.equal(got, plain(seed, length))
+        assert torch.equal(got, plain(seed, length, window))
 
     check()
 

@@ -28,32 +28,39 @@ def inputs(dtype):
     return q, *caches
 
 
-def chain(q, keys, values, context, rows):
+def chain(q, keys, values, context, rows, window):
     ancestors = (
         torch.arange(rows, dtype=torch.int32).repeat(rows, 1).masked_fill_(torch.ones(rows, rows).triu(1) > 0, -1)
     )
-    return attention(q[context : context + rows], keys, values, paging(context, rows), ancestors, HEAD_DIM**-0.5)
+    return attention(
+        q[context : context + rows], keys, values, paging(context, rows), ancestors, HEAD_DIM**-0.5, window
+    )
+
+
+@pytest.fixture(params=[0, 20, 300], ids=lambda window: f"window{window}")
+def window(request):
+    return request.param
 
 
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
-def case(request):
+def case(request, window):
     q, keys, values = inputs(request.param)
-    return q, keys, values, attention_prefill(q, keys, values, paging(0, LENGTH), HEAD_DIM**-0.5)
+    return q, keys, values, attention_prefill(q, keys, values, paging(0, LENGTH), HEAD_DIM**-0.5, window)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 16])
-def test_decode_has_the_bits_of_prefill(case, rows):
+def test_decode_has_the_bits_of_prefill(case, rows, window):
     q, keys, values, want = case
     for context in AROUND_SPLITS:
         last = min(LENGTH, context + rows)
-        got = chain(q, keys, values, context, last - context)
+        got = chain(q, keys, values, context, last - context, window)
         assert bits(got) == bits(want[context:last]), context
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 256])
-def test_chunks_have_the_bits_of_the_whole(case, chunk):
+def test_chunks_have_the_bits_of_the_whole(case, chunk, window):
     q, keys, values, want = case
     for first in range(0, LENGTH, chunk) if chunk > 1 else AROUND_SPLITS:
         rows = min(chunk, LENGTH - first)
-        got = attention_prefill(q[first : first + rows], keys, values, paging(first, rows), HEAD_DIM**-0.5)
+        got = attention_prefill(q[first : first + rows], keys, values, paging(first, rows), HEAD_DIM**-0.5, window)
         assert bits(got) == bits(want[first : first + rows]), first

@@ -19,6 +19,7 @@ AXES = {
     "max_nodes": st.integers(1, 9),
     "max_rows": st.integers(1, 40),
     "max_context": st.sampled_from([0, 1, 5, 31, 32, 33, 50, 64, 80]),
+    "window": st.sampled_from([0, 0, 1, 7, 32, 45]),
     "block_size": st.sampled_from([1, 3, 16]),
     "group": st.sampled_from([1, 3, 4]),
     "num_tokens": st.integers(1, 9),

@@ -25,9 +25,14 @@ def shapes(**axes: tuple[int, ...]) -> list[dict[str, int]]:
     return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)]
 
 
-# The third has contexts of several splits.
+# The third has contexts of several splits, and so have the windows of the last.
 HEADS = shapes(
-    max_context=(70, 45, 600), block_size=(16, 3, 16), num_kv_heads=(3, 1, 2), group=(3, 1, 2), head_dim=(64, 20, 8)
+    max_context=(70, 45, 600, 70, 600),
+    block_size=(16, 3, 16, 16, 16),
+    num_kv_heads=(3, 1, 2, 1, 2),
+    group=(3, 1, 2, 3, 2),
+    head_dim=(64, 20, 8, 8, 8),
+    window=(0, 0, 0, 33, 300),
 )
 INT8 = shapes(in_features=(33, 300, 576), out_features=(9, 70, 192), has_bias=(0, 1, 1), grouped=(0, 1, 1))
 INT4 = shapes(
