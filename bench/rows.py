@@ -34,7 +34,7 @@ class Pass:
     def __init__(self, model: Llama, rows: int, context: int, device: torch.device) -> None:
         self.model, self.device = model, device
         num_blocks = -(-(context + rows) // BLOCK_SIZE)
-        self.kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.embed.dtype, device)
+        self.kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.dtype, device)
         self.batch = Batch.decode(
             tokens=[[3] * rows],
             parents=[range(-1, rows - 1)],

@@ -14,6 +14,7 @@ from .fields import MAX_POSITIONS, Fields
 from .files import read_json
 from .rope import RopeConfig
 from .rope_config import parse_rope
+from .shared_embedding import output_vocab
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -24,6 +25,7 @@ class ModelConfig:
 
     `windows`: positions that a row of each layer sees, 0 for all. `biased`: names of the projections with a bias.
     `dtype` is what the checkpoint was saved in; `eos_token_ids` is empty where the files name none.
+    `output_vocab`: tokens that a draft sharing its target's embedding has logits for, 0 for any other model.
     """
 
     vocab_size: int
@@ -42,6 +44,7 @@ class ModelConfig:
     windows: tuple[int, ...]
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
+    output_vocab: int
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -97,6 +100,7 @@ class ModelConfig:
             windows=layer_windows(config, family, num_layers),
             eos_token_ids=frozenset(eos_ids),
             dtype=_dtype(config),
+            output_vocab=output_vocab(config, vocab_size),
         )
 
 

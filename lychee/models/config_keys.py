@@ -14,7 +14,7 @@ def keys(*lines: str) -> frozenset[str]:
 READ = keys(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads",
     "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps",
-    "rope_theta rope_scaling rope_parameters tie_word_embeddings eos_token_id dtype torch_dtype",
+    "rope_theta rope_scaling rope_parameters tie_word_embeddings eos_token_id dtype torch_dtype lychee_draft",
 )
 
 # Keys of features that are not implemented, with the values, besides null, that leave them off.
@@ -44,7 +44,7 @@ HARMLESS = keys(
     # training, and how the file was written; pretraining_tp only splits the sums of the same products
     "transformers_version initializer_range attention_dropout use_cache pretraining_tp name_or_path torchscript",
     "use_bfloat16 tf_legacy_loss attn_implementation is_llama_config transformers.js_config unsloth_fixed",
-    "unsloth_version",
+    "unsloth_version auto_map",
     # tokens and lengths that the tokenizer or the position table decide
     "bos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix",
     "model_max_length tokenizer_model_max_length max_sequence_length max_window_layers",

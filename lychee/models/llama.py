@@ -15,12 +15,9 @@ from lychee.kernels import (
     add_rms_norm,
     attention,
     attention_prefill,
-    embed,
-    linear,
-    linear_prefill,
-    lm_head,
     rms_norm,
     rope_store,
+    spread_logits,
     swiglu,
 )
 from lychee.kernels.types import HeadScale, Hidden, Logits, RopeTable
@@ -28,8 +25,10 @@ from lychee.kernels.types import HeadScale, Hidden, Logits, RopeTable
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import KVCache
+from .projection import embedded, logits_of
 from .rope import rope_table
-from .weights import LayerWeights, LlamaWeights, Projection, load_weights
+from .safetensors_io import Checkpoint
+from .weights import LayerWeights, LlamaWeights, load_weights
 
 
 @dataclass(frozen=True)
@@ -39,24 +38,34 @@ class Llama:
     rope: RopeTable
 
     @classmethod
-    def load(cls, path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Llama:
-        """Read a Hugging Face model directory. `dtype` None keeps the config's. Raises ModelError."""
+    def load(
+        cls,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        target: Llama | None = None,
+    ) -> Llama:
+        """Read a Hugging Face model directory. `dtype` None keeps the config's. Raises ModelError.
+
+        `target` has the embedding that a draft may share.
+        """
         config = ModelConfig.load(Path(path))
-        weights = load_weights(Path(path), config, dtype or config.dtype, device)
+        shared = None if target is None else target.weights
+        weights = load_weights(Checkpoint.open(Path(path)), config, dtype or config.dtype, device, shared)
         return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_positions, device))
 
     def forward(self, batch: Batch, kv: KVCache) -> Logits:
         """Logits of `batch.logit_rows`, or of every row; stores the keys and values of all rows in `kv`."""
         weights, eps = self.weights, self.config.rms_norm_eps
-        residual = embed(batch.tokens, weights.embed)
+        residual = embedded(batch.tokens, weights.embed, self.config.hidden_size, weights.dtype)
         x = rms_norm(residual, weights.layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in weights.layers[1:]] + [weights.norm]
         windows = self.config.windows
         for layer, window, next_norm, cache in zip(weights.layers, windows, next_norms, kv.layers, strict=True):
             x = self._attend(x, layer, window, batch, cache)
             x, residual = add_rms_norm(x, residual, layer.ffn_norm, eps)
-            gate, up = _project(x, layer.gate, batch), _project(x, layer.up, batch)
-            x = _project(swiglu(gate, up), layer.down, batch)
+            gate, up = layer.gate(x, batch.is_decode), layer.up(x, batch.is_decode)
+            x = layer.down(swiglu(gate, up), batch.is_decode)
             x, residual = add_rms_norm(x, residual, next_norm, eps)
         return self._logits(x, batch)
 
@@ -65,7 +74,7 @@ class Llama:
     ) -> Hidden:
         """softmax(q k^T / sqrt(head_dim)) v over each row's own past, keys and values from the paged cache."""
         num_tokens, head_dim = x.shape[0], self.config.head_dim
-        q, k, v = (_project(x, p, batch).view(num_tokens, -1, head_dim) for p in (layer.q, layer.k, layer.v))
+        q, k, v = (p(x, batch.is_decode).view(num_tokens, -1, head_dim) for p in (layer.q, layer.k, layer.v))
         q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
         q = rope_store(q, k, v, *cache, self.rope, batch.positions, batch.slot_mapping)
         scale = head_dim**-0.5
@@ -73,7 +82,7 @@ class Llama:
             out = attention(q, *cache, batch.paging, batch.ancestors, scale, window)
         else:
             out = attention_prefill(q, *cache, batch.paging, scale, window)
-        return _project(out.flatten(1), layer.o, batch)
+        return layer.o(out.flatten(1), batch.is_decode)
 
     def _normed(self, heads: Tensor, scale: HeadScale | None) -> Tensor:
         """Queries or keys [num_tokens, heads, head_dim], each head normed as if it were a token."""
@@ -84,8 +93,5 @@ class Llama:
             x = x.index_select(0, batch.logit_rows)
         if x.shape[0] == 0:
             return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        return lm_head(x, self.weights.lm_head)
-
-
-def _project(x: Hidden, projection: Projection, batch: Batch) -> Tensor:
-    return (linear if batch.is_decode else linear_prefill)(x, projection.weight, projection.bias)
+        logits = logits_of(x, self.weights.lm_head)
+        return logits if self.weights.output_of is None else spread_logits(logits, self.weights.output_of)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Checkpoint:
             raise ModelError(f"{path} holds {', '.join(pickles)}; pickles can run code, only safetensors are read")
         raise ModelError(f"{path} has neither {SINGLE} nor {INDEX}")
 
-    def read(self, names: Iterator[str] | list[str]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Tensors backed by the mapped files, file by file. Copy them: a mapping dies if its file is truncated."""
         by_file: dict[Path, list[str]] = {}
         for name in names:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lychee.kernels.types import Bias, EmbedTable, HeadScale, HiddenScale, Weight
+from lychee.kernels.types import HeadScale, HiddenScale
 
 from .config import ModelConfig
 from .files import ModelError
-from .safetensors_io import Checkpoint, listed
+from .projection import AnyWeight, Projection, moved, parts
+from .safetensors_io import TensorEntry, listed
+from .shared_embedding import companions, head_of, refuse_without_target
 
 # A buffer that old exports saved; it follows from the config.
 IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 FLOATS = ("F32", "F16", "BF16")
+QUANTIZED = ("INT8", "INT4")
 
 
-@dataclass(frozen=True)
-class Projection:
-    """y = x @ weight.T + bias."""
+class WeightSource(Protocol):
+    """A model's tensors by their Hugging Face names, whatever files they come from."""
 
-    weight: Weight
-    bias: Bias | None
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]: ...
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, AnyWeight]]: ...
 
 
 @dataclass(frozen=True)
@@ -47,21 +56,34 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class LlamaWeights:
-    """`lm_head` is `embed` itself where the two are tied."""
+    """`lm_head` is `embed` itself where the two are tied.
 
-    embed: EmbedTable
+    `output_of` [vocab_size] int32: the head's row of each token, -1 for none; None where row i is token i.
+    """
+
+    embed: AnyWeight
     layers: tuple[LayerWeights, ...]
     norm: HiddenScale
-    lm_head: Weight
+    lm_head: AnyWeight
+    output_of: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations: what quantised weights are multiplied with."""
+        return self.norm.dtype
+
+    @property
+    def tensors(self) -> dict[int, Tensor]:
+        """All of them, by address."""
+        found: list[Tensor | None] = [self.norm, self.output_of, *parts(self.embed), *parts(self.lm_head)]
+        for part in (part for layer in self.layers for part in vars(layer).values()):
+            found += [*parts(part.weight), part.bias] if isinstance(part, Projection) else [part]
+        return {tensor.data_ptr(): tensor for tensor in found if tensor is not None}
 
     @property
     def num_bytes(self) -> int:
         """Memory of the weights; a tied head counts once."""
-        parts: list[object] = [self.embed, self.norm, self.lm_head]
-        for layer in self.layers:
-            parts += vars(layer).values()
-        parts += [tensor for part in parts if isinstance(part, Projection) for tensor in vars(part).values()]
-        return sum({t.data_ptr(): t.nbytes for t in parts if isinstance(t, Tensor)}.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -77,7 +99,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (ffn, hidden),
         "mlp.down_proj": (hidden, ffn),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    if not config.output_vocab:
+        shapes["model.embed_tokens.weight"] = (config.vocab_size, hidden)
     for layer in (f"model.layers.{i}" for i in range(config.num_layers)):
         shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
@@ -88,64 +112,92 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             if name in config.biased:
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings and not config.output_vocab:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    if config.output_vocab:
+        shapes |= {name: shape for name, (shape, _) in companions(config.output_vocab, hidden).items()}
     return shapes
 
 
-def check(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], tied: bool) -> None:
-    """Refuse missing, unexpected, misshapen and non-float tensors, naming file and tensors."""
-    allowed = shapes | ({"lm_head.weight": shapes["model.embed_tokens.weight"]} if tied else {})
-    entries = {n: e for n, e in checkpoint.entries.items() if not IGNORED.fullmatch(n)}
+def check(source: WeightSource, config: ModelConfig) -> None:
+    """Refuse missing, unexpected and misshapen tensors and those of a wrong dtype, naming file and tensors."""
+    shapes = expected_shapes(config)
+    allowed = dict(shapes)
+    if config.tie_word_embeddings and not config.output_vocab:
+        allowed["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    own = {name: dtypes for name, (_, dtypes) in companions(config.output_vocab, config.hidden_size).items()}
+    entries = {n: e for n, e in source.entries.items() if not IGNORED.fullmatch(n)}
     if missing := [n for n in shapes if n not in entries]:
-        raise ModelError(f"{checkpoint.path} lacks the tensors {listed(missing)}")
+        raise ModelError(f"{source.path} lacks the tensors {listed(missing)}")
     if unexpected := [n for n in entries if n not in allowed]:
         files = sorted({str(entries[n].file) for n in unexpected})
         raise ModelError(f"{listed(files)} has tensors that the config does not ask for: {listed(unexpected)}")
     for name, entry in entries.items():
         if entry.shape != allowed[name]:
             raise ModelError(f"{entry.file}: {name} has shape {list(entry.shape)}, must be {list(allowed[name])}")
-        if entry.dtype not in FLOATS:
-            raise ModelError(f"{entry.file}: {name} has dtype {entry.dtype}, must be {' or '.join(FLOATS)}")
+        dtypes = own.get(name) or (FLOATS + QUANTIZED if len(entry.shape) == 2 else FLOATS)
+        if entry.dtype not in dtypes:
+            raise ModelError(f"{entry.file}: {name} has dtype {entry.dtype}, must be {' or '.join(dtypes)}")
 
 
-def load_weights(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> LlamaWeights:
-    """Read a checkpoint, converted to `dtype` on `device`. Raises ModelError before anything is allocated."""
-    checkpoint = Checkpoint.open(path)
-    shapes = expected_shapes(config)
-    check(checkpoint, shapes, config.tie_word_embeddings)
-    if config.tie_word_embeddings and "lm_head.weight" in checkpoint.entries:
-        _check_tied(checkpoint)
-    tensors = {n: t.to(device=device, dtype=dtype, copy=True) for n, t in checkpoint.read(list(shapes))}
-    return LlamaWeights(
-        embed=tensors["model.embed_tokens.weight"],
-        layers=tuple(_layer(tensors, f"model.layers.{i}") for i in range(config.num_layers)),
-        norm=tensors["model.norm.weight"],
-        lm_head=tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"],
-    )
+def load_weights(
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    target: LlamaWeights | None = None,
+) -> LlamaWeights:
+    """Read a model, dense tensors converted to `dtype`, to `device`. Raises ModelError before anything is allocated.
+
+    `target` has the embedding and the head that a draft may share.
+    """
+    check(source, config)
+    if config.output_vocab and target is None:
+        raise refuse_without_target(source.path)
+    if config.tie_word_embeddings and "lm_head.weight" in source.entries:
+        _check_tied(source)
+    weights: dict[str, AnyWeight] = {}
+    dense: dict[str, Tensor] = {}
+    own = companions(config.output_vocab, config.hidden_size) if config.output_vocab else {}
+    for name, weight in source.read(list(expected_shapes(config))):
+        if name in own and isinstance(weight, Tensor):
+            dense[name] = weight.to(device)
+            continue
+        weights[name] = moved(weight, device, dtype)
+        if isinstance(placed := weights[name], Tensor):
+            dense[name] = placed
+    output_of = None
+    if config.output_vocab and target is not None:
+        embed = target.embed
+        lm_head, output_of = head_of(target.lm_head, embed, dense, config.vocab_size, str(source.path))
+    else:
+        embed = weights["model.embed_tokens.weight"]
+        lm_head = embed if config.tie_word_embeddings else weights["lm_head.weight"]
+    layers = tuple(_layer(weights, dense, f"model.layers.{i}") for i in range(config.num_layers))
+    return LlamaWeights(embed, layers, dense["model.norm.weight"], lm_head, output_of)
 
 
-def _check_tied(checkpoint: Checkpoint) -> None:
+def _check_tied(source: WeightSource) -> None:
     """A head saved beside a tied embedding must be the same, or one of config and file is wrong."""
-    head, embed = (t for _, t in checkpoint.read(["lm_head.weight", "model.embed_tokens.weight"]))
-    if not torch.equal(head, embed):
-        file = checkpoint.entries["lm_head.weight"].file
+    head, embed = (parts(weight) for _, weight in source.read(["lm_head.weight", "model.embed_tokens.weight"]))
+    if len(head) != len(embed) or not all(map(torch.equal, head, embed)):
+        file = source.entries["lm_head.weight"].file
         raise ModelError(f"{file}: lm_head.weight differs from model.embed_tokens.weight, which the config ties it to")
 
 
-def _layer(tensors: dict[str, Tensor], name: str) -> LayerWeights:
+def _layer(weights: Mapping[str, AnyWeight], dense: Mapping[str, Tensor], name: str) -> LayerWeights:
     def projection(part: str) -> Projection:
-        return Projection(tensors[f"{name}.{part}.weight"], tensors.get(f"{name}.{part}.bias"))
+        return Projection(weights[f"{name}.{part}.weight"], dense.get(f"{name}.{part}.bias"))
 
     return LayerWeights(
-        attn_norm=tensors[f"{name}.input_layernorm.weight"],
+        attn_norm=dense[f"{name}.input_layernorm.weight"],
         q=projection("self_attn.q_proj"),
         k=projection("self_attn.k_proj"),
         v=projection("self_attn.v_proj"),
-        q_norm=tensors.get(f"{name}.self_attn.q_norm.weight"),
-        k_norm=tensors.get(f"{name}.self_attn.k_norm.weight"),
+        q_norm=dense.get(f"{name}.self_attn.q_norm.weight"),
+        k_norm=dense.get(f"{name}.self_attn.k_norm.weight"),
         o=projection("self_attn.o_proj"),
-        ffn_norm=tensors[f"{name}.post_attention_layernorm.weight"],
+        ffn_norm=dense[f"{name}.post_attention_layernorm.weight"],
         gate=projection("mlp.gate_proj"),
         up=projection("mlp.up_proj"),
         down=projection("mlp.down_proj"),

@@ -198,10 +198,10 @@ class LLM:
         draft = None if native else self.draft
         models = [self.target] if draft is None else [self.target, draft]
         num_blocks = sizes.num_blocks or self._num_blocks(models)
-        kv = KVCache.allocate(self.target.config, num_blocks, block_size, self.target.weights.embed.dtype, self.device)
+        kv = KVCache.allocate(self.target.config, num_blocks, block_size, self.target.weights.dtype, self.device)
         drafter: Drafter | None = None
         if draft is not None:
-            draft_kv = KVCache.allocate(draft.config, num_blocks, block_size, draft.weights.embed.dtype, self.device)
+            draft_kv = KVCache.allocate(draft.config, num_blocks, block_size, draft.weights.dtype, self.device)
             drafter = ModelDrafter(draft, draft_kv, self.vocab, sizes.max_num_batched_tokens)
         pool = BlockPool(num_blocks, block_size)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
@@ -229,7 +229,7 @@ class LLM:
         )
 
     def _block_bytes(self, models: Seq[Llama]) -> int:
-        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, m.weights.embed.dtype) for m in models)
+        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, m.weights.dtype) for m in models)
 
     def _run(self, engine: Engine, seqs: Seq[Sequence]) -> Generator[Chunk, None, None]:
         """Step the engine until these sequences end. Chunks of other callers' sequences go to their inboxes."""

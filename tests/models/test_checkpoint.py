@@ -21,7 +21,7 @@ SMALL = {"vocab": 32, "hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "int
 
 
 def load(path, dtype=torch.float32):
-    return load_weights(path, ModelConfig.load(path), dtype, "cpu")
+    return load_weights(Checkpoint.open(path), ModelConfig.load(path), dtype, "cpu")
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_directory_without_weights_is_refused(model):
     config = ModelConfig.load(model)
     shutil.rmtree(model)
     with pytest.raises(ModelError, match="is not a model directory"):
-        load_weights(model, config, torch.float32, "cpu")
+        load_weights(Checkpoint.open(model), config, torch.float32, "cpu")
 
 
 def test_code_beside_a_checkpoint_is_never_run(model, tmp_path):

@@ -194,7 +194,7 @@ def test_lower_precision_stays_near_and_gives_fp32_logits(models, tmp_path, dtyp
 
 def test_the_checkpoints_own_dtype_is_the_default(tmp_path):
     path = make_model_dir(tmp_path, tokenizer=None, dtype=torch.bfloat16, torch_dtype="bfloat16")
-    assert Llama.load(path).weights.embed.dtype == torch.bfloat16
+    assert Llama.load(path).weights.dtype == torch.bfloat16
 
 
 def test_a_block_costs_what_its_storage_holds(models):
