@@ -16,6 +16,7 @@ from torch import Tensor
 from . import sizes
 from .attention_kernels import path_kernel, prefix_kernel
 from .attention_tiles import LOG2_E, check_window, window_start
+from .kv_int8 import cached_rows, check_cache
 from .kv_store import token_slots
 from .op import op
 from .samples import paging_to, sample_caches, sample_paging, sample_tree
@@ -46,7 +47,7 @@ def attention_reference(
     path_tokens = paging.context_lens[paging.seq_idx, None] + ancestors.clamp(min=0)
     path_slots = slots[paging.seq_idx[:, None], path_tokens].flatten()
     path_keys, path_values = (
-        cache.index_select(0, path_slots).float().view(num_tokens, -1, num_kv_heads, head_dim).transpose(1, 2)
+        cached_rows(cache, path_slots, head_dim).view(num_tokens, -1, num_kv_heads, head_dim).transpose(1, 2)
         for cache in (k_cache, v_cache)
     )
     path_scores = grouped @ path_keys.permute(1, 0, 3, 2)
@@ -64,7 +65,7 @@ def attention_reference(
         if last > first and (start := int(seen_from[first:last].min())) < length:
             prefixes.append((slice(first, last), slice(start, length), slots[seq, start:length]))
     for rows, span, prefix in prefixes:
-        keys = k_cache.index_select(0, prefix).float().permute(1, 2, 0)
+        keys = cached_rows(k_cache, prefix, head_dim).permute(1, 2, 0)
         scores[:, rows, :, span] = (grouped[:, rows].flatten(1, 2) @ keys).unflatten(1, (-1, group))
     before = torch.arange(paging.max_context, device=q.device) < seen_from[:, None]
     scores.masked_fill_(before[:, None], float("-inf"))
@@ -72,7 +73,7 @@ def attention_reference(
     probs = torch.cat([scores, path_scores], -1).softmax(-1)
     out = probs[..., paging.max_context :] @ path_values.transpose(0, 1)
     for rows, span, prefix in prefixes:
-        values = v_cache.index_select(0, prefix).float().transpose(0, 1)
+        values = cached_rows(v_cache, prefix, head_dim).transpose(0, 1)
         out[:, rows] += (probs[:, rows, :, span].flatten(1, 2) @ values).unflatten(1, (-1, group))
     return out.transpose(0, 1).reshape(q.shape).to(q.dtype).contiguous()
 
@@ -89,6 +90,7 @@ def attention_sample(
     group: int,
     head_dim: int,
     window: int = 0,
+    int8_cache: int = 0,
 ) -> dict[str, Any]:
     """Random trees over ragged contexts; every slot that no row sees is NaN."""
     num_nodes = [max_nodes, *torch.randint(1, max_nodes + 1, (num_seqs - 1,)).tolist()]
@@ -108,7 +110,7 @@ def attention_sample(
             for seq, (context, tree) in enumerate(zip(contexts, trees, strict=True))
         ]
     )
-    k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device)
+    k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device, int8_cache)
     return {
         "q": torch.randn(len(paths), num_kv_heads * group, head_dim, dtype=dtype, device=device),
         "k_cache": k_cache,
@@ -177,6 +179,7 @@ def cpu_block_m(num_rows: int) -> int:
         "group": 4,
         "head_dim": 128,
         "window": 0,
+        "int8_cache": 0,
     },
 )
 def attention(
@@ -196,6 +199,7 @@ def attention(
     where it is negative.
     """
     check_window("attention", window)
+    check_cache("attention", q, k_cache.shape[1], q.shape[2], k_cache)
     windowed = 0 < window < paging.max_context + ancestors.shape[1]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -226,6 +230,7 @@ def attention(
             num_kv_heads,
             group,
             head_dim,
+            k_cache.shape[2],
             max_blocks,
             window,
             scale_log2,
@@ -250,6 +255,7 @@ def attention(
         num_kv_heads,
         group,
         head_dim,
+        k_cache.shape[2],
         max_blocks,
         ancestors.shape[1],
         window,

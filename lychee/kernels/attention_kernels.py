@@ -13,8 +13,8 @@ from .kv_store import load_slots
 def prefix_kernel(
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
-    k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
-    v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    k_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
+    v_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
     cu_seqlens_q_ptr,  # [num_seqs + 1]
     context_lens_ptr,  # [num_seqs]
     block_tables_ptr,  # [num_seqs, max_blocks]
@@ -23,6 +23,7 @@ def prefix_kernel(
     num_kv_heads,
     group,
     head_dim,
+    cache_width,
     max_blocks,
     window,
     scale_log2,
@@ -69,8 +70,8 @@ def prefix_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for tile in range(first_tile, last_tile):
             slots = load_slots(block_table_ptr, tile * TILE + offs_t, BLOCK_SIZE)
-            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
+            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
             running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, None)
         states = split.to(tl.int64) * num_tokens * num_heads + heads
         running_max_ptr = states_ptr + num_states * head_dim
@@ -84,8 +85,8 @@ def path_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     states_ptr,  # see attention_scratch
     q_ptr,  # [num_tokens, num_heads, head_dim]
-    k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
-    v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    k_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
+    v_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
     seq_idx_ptr,  # [num_tokens]
     context_lens_ptr,  # [num_seqs]
     block_tables_ptr,  # [num_seqs, max_blocks]
@@ -93,6 +94,7 @@ def path_kernel(
     num_kv_heads,
     group,
     head_dim,
+    cache_width,
     max_blocks,
     max_path,
     window,
@@ -162,8 +164,8 @@ def path_kernel(
             node = tl.load(path_ptr + positions - context_len, mask=positions >= context_len, other=0)
             tokens = tl.where(positions < context_len, positions, context_len + node)
             slots = load_slots(block_table_ptr, tokens, BLOCK_SIZE)
-            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+            k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
+            v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
             running_max, running_sum, acc = fold_tile(
                 running_max, running_sum, acc, q, k, v, scale_log2, visible[None, :]
             )

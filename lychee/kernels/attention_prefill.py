@@ -14,6 +14,7 @@ from . import sizes
 from .attention import SPLIT, TILE
 from .attention_tiles import LOG2_E, check_window, fold_tile, load_tile, merge_states, window_start
 from .kernel import kernel
+from .kv_int8 import cached_rows, check_cache
 from .kv_store import load_slots, token_slots
 from .op import op
 from .samples import paging_to, sample_caches, sample_paging
@@ -33,8 +34,8 @@ def attention_prefill_reference(
         mask = torch.ones(rows, len(seen), dtype=torch.bool, device=q.device).tril_(context - start)
         out[first:last] = F.scaled_dot_product_attention(
             q[first:last].float().transpose(0, 1),
-            k_cache[seen].float().transpose(0, 1),
-            v_cache[seen].float().transpose(0, 1),
+            cached_rows(k_cache, seen, q.shape[2]).transpose(0, 1),
+            cached_rows(v_cache, seen, q.shape[2]).transpose(0, 1),
             attn_mask=mask.triu_(context - start - window + 1) if window else mask,
             scale=scale,
             enable_gqa=True,
@@ -54,6 +55,7 @@ def attention_prefill_sample(
     group: int,
     head_dim: int,
     window: int = 0,
+    int8_cache: int = 0,
 ) -> dict[str, Any]:
     """Ragged chunks over ragged contexts; every slot that no row sees is NaN."""
     rows = [max_rows, *torch.randint(1, max_rows + 1, (num_seqs - 1,)).tolist()]
@@ -63,7 +65,7 @@ def attention_prefill_sample(
     slots = token_slots(paging.block_tables, block_size)
     starts = [window_start(context, window) for context in contexts]
     used = torch.cat([slots[seq, start:end] for seq, (start, end) in enumerate(zip(starts, lengths, strict=True))])
-    k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device)
+    k_cache, v_cache = sample_caches(used, num_kv_heads, head_dim, dtype, device, int8_cache)
     return {
         "q": torch.randn(sum(rows), num_kv_heads * group, head_dim, dtype=dtype, device=device),
         "k_cache": k_cache,
@@ -102,6 +104,7 @@ def _fold_tiles(
     kv_head,
     num_kv_heads,
     head_dim,
+    cache_width,
     scale_log2,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -124,8 +127,8 @@ def _fold_tiles(
             visible = visible & (positions[None, :] > row_positions[:, None] - window)
             tokens = tl.maximum(tokens, first_seen)
         slots = load_slots(block_table_ptr, tokens, BLOCK_SIZE)
-        k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
-        v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, BLOCK_D)
+        k = load_tile(k_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
+        v = load_tile(v_cache_ptr, slots, kv_head, num_kv_heads, head_dim, cache_width, q.dtype, BLOCK_D)
         running_max, running_sum, acc = fold_tile(running_max, running_sum, acc, q, k, v, scale_log2, visible)
     return running_max, running_sum, acc
 
@@ -134,14 +137,15 @@ def _fold_tiles(
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_heads, head_dim]
     q_ptr,  # [num_tokens, num_heads, head_dim]
-    k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
-    v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    k_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
+    v_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
     cu_seqlens_q_ptr,  # [num_seqs + 1]
     context_lens_ptr,  # [num_seqs]
     block_tables_ptr,  # [num_seqs, max_blocks]
     num_kv_heads,
     group,
     head_dim,
+    cache_width,
     max_blocks,
     window,
     scale_log2,
@@ -189,6 +193,7 @@ def _prefill_kernel(
             kv_head,
             num_kv_heads,
             head_dim,
+            cache_width,
             scale_log2,
             BLOCK_SIZE,
             TILE,
@@ -215,6 +220,7 @@ def _prefill_kernel(
                 kv_head,
                 num_kv_heads,
                 head_dim,
+                cache_width,
                 scale_log2,
                 BLOCK_SIZE,
                 TILE,
@@ -243,6 +249,7 @@ def _prefill_kernel(
         "group": 4,
         "head_dim": 128,
         "window": 0,
+        "int8_cache": 0,
     },
 )
 def attention_prefill(
@@ -253,6 +260,7 @@ def attention_prefill(
     With a window, over the last `window` of those. Raises ValueError where it is negative.
     """
     check_window("attention_prefill", window)
+    check_cache("attention_prefill", q, k_cache.shape[1], q.shape[2], k_cache)
     _, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
@@ -273,6 +281,7 @@ def attention_prefill(
         num_kv_heads,
         group,
         head_dim,
+        k_cache.shape[2],
         paging.block_tables.shape[1],
         window,
         scale * LOG2_E,

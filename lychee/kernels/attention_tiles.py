@@ -53,14 +53,23 @@ def merge_states(total_max, total_sum, total, running_max, running_sum, acc):
 
 @triton.jit
 def load_tile(
-    cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    cache_ptr,  # [num_slots, num_kv_heads, cache_width]
     slots,  # int64 [TILE]
     head_idx,
     num_kv_heads,
     head_dim,
+    cache_width,
+    DTYPE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Keys or values of a tile [TILE, BLOCK_D], 0 past head_dim."""
     offs_d = tl.arange(0, BLOCK_D)
-    rows = (slots * num_kv_heads + head_idx) * head_dim
-    return tl.load(cache_ptr + rows[:, None] + offs_d[None, :], mask=(offs_d < head_dim)[None, :], other=0.0)
+    mask = (offs_d < head_dim)[None, :]
+    rows = slots * (num_kv_heads * cache_width) + head_idx * head_dim
+    tile = tl.load(cache_ptr + rows[:, None] + offs_d[None, :], mask=mask, other=0.0)
+    if cache_ptr.dtype.element_ty == tl.int8:
+        scales_at = tl.cdiv(num_kv_heads * head_dim, 4) * 4 + head_idx * 4
+        scales_ptr = (cache_ptr + scales_at).to(tl.pointer_type(tl.float32), bitcast=True)
+        scales = tl.load(scales_ptr + slots * (num_kv_heads * cache_width // 4))
+        tile = (tile.to(tl.float32) * scales[:, None]).to(DTYPE)
+    return tile

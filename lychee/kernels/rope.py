@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .kernel import kernel
+from .kv_int8 import cache_width, check_cache, packed_rows
 from .op import op
 from .sizes import next_power_of_2
 from .types import Cost, Keys, KVCacheWritten, Positions, Queries, RopeTable, SlotMapping, Values
@@ -35,8 +36,9 @@ def rope_store_reference(
     angles = rope_table[positions]
     stored = slot_mapping >= 0
     slots = slot_mapping[stored]
-    k_cache[slots] = rotate_reference(k, angles)[stored]
-    v_cache[slots] = v[stored]
+    pack = packed_rows if k_cache.dtype is torch.int8 else lambda x: x
+    k_cache[slots] = pack(rotate_reference(k, angles)[stored])
+    v_cache[slots] = pack(v[stored])
     return rotate_reference(q, angles)
 
 
@@ -50,8 +52,11 @@ def rope_store_sample(
     head_dim: int,
     num_slots: int,
     num_positions: int,
+    int8_cache: int = 0,
 ) -> dict[str, Any]:
     head_dim += head_dim % 2
+    cache_dtype = torch.int8 if int8_cache else dtype
+    width = cache_width(num_kv_heads, head_dim, cache_dtype)
     num_slots = max(num_slots, num_tokens)
     slot_mapping = torch.randperm(num_slots, device=device)[:num_tokens].to(torch.int32)
     slot_mapping[torch.rand(num_tokens, device=device) < 0.2] = -1
@@ -60,7 +65,7 @@ def rope_store_sample(
     caches = ("k_cache", "v_cache")
     return {
         **{key: torch.randn(num_tokens, n, head_dim, dtype=dtype, device=device) for key, n in heads.items()},
-        **{key: torch.randn(num_slots, num_kv_heads, head_dim, dtype=dtype, device=device) for key in caches},
+        **{key: torch.zeros(num_slots, num_kv_heads, width, dtype=cache_dtype, device=device) for key in caches},
         "rope_table": torch.cat([angles.cos(), angles.sin()], dim=-1),
         "positions": torch.randint(num_positions, (num_tokens,), dtype=torch.int32, device=device),
         "slot_mapping": slot_mapping,
@@ -82,11 +87,31 @@ def rope_store_cost(
 
 
 @triton.jit
-def _rotate(y_ptr, x_ptr, cos, sin, offs_d, half, mask_d):
+def _rotated(x_ptr, cos, sin, offs_d, half, mask_d):
     first = tl.load(x_ptr + offs_d, mask=mask_d, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + half + offs_d, mask=mask_d, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offs_d, first * cos - second * sin, mask=mask_d)
-    tl.store(y_ptr + half + offs_d, second * cos + first * sin, mask=mask_d)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _store_halves(y_ptr, first, second, offs_d, half, mask_d):
+    tl.store(y_ptr + offs_d, first, mask=mask_d)
+    tl.store(y_ptr + half + offs_d, second, mask=mask_d)
+
+
+@triton.jit
+def _store_cached(cache_ptr, slot, kv_head, first, second, num_kv_heads, head_dim, cache_width, offs_d, half, mask_d):
+    """A head's row into its slot; int8 as kv_int8.py says."""
+    slot_ptr = cache_ptr + slot * num_kv_heads * cache_width
+    if cache_ptr.dtype.element_ty == tl.int8:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        largest = tl.max(tl.where(mask_d, tl.maximum(tl.abs(first), tl.abs(second)), 0.0), axis=0)
+        inverse = tl.where(largest > 0, tl.div_rn(127.0, largest), 0.0)
+        first, second = tl.floor(first * inverse + 0.5).to(tl.int8), tl.floor(second * inverse + 0.5).to(tl.int8)
+        scales_at = slot_ptr + tl.cdiv(num_kv_heads * head_dim, 4) * 4 + kv_head * 4
+        scale_ptr = scales_at.to(tl.pointer_type(tl.float32), bitcast=True)
+        tl.store(scale_ptr, tl.div_rn(largest, 127.0), mask=slot >= 0)
+    _store_halves(slot_ptr + kv_head * head_dim, first, second, offs_d, half, mask_d)
 
 
 @kernel
@@ -95,14 +120,15 @@ def _rope_store_kernel(
     q_ptr,  # [num_tokens, num_heads, head_dim]
     k_ptr,  # [num_tokens, num_kv_heads, head_dim]
     v_ptr,  # [num_tokens, num_kv_heads, head_dim]
-    k_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
-    v_cache_ptr,  # [num_slots, num_kv_heads, head_dim]
+    k_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
+    v_cache_ptr,  # [num_slots, num_kv_heads, cache_width]
     rope_table_ptr,  # [num_positions, head_dim]
     positions_ptr,  # [num_tokens]
     slot_mapping_ptr,  # [num_tokens]
     num_heads,
     num_kv_heads,
     head_dim,
+    cache_width,
     BLOCK_D: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -115,18 +141,24 @@ def _rope_store_kernel(
     sin = tl.load(angle_ptr + half + offs_d, mask=mask_d, other=0.0)
     if head < num_heads:
         row = (token * num_heads + head) * head_dim
-        _rotate(y_ptr + row, q_ptr + row, cos, sin, offs_d, half, mask_d)
+        first, second = _rotated(q_ptr + row, cos, sin, offs_d, half, mask_d)
+        _store_halves(y_ptr + row, first, second, offs_d, half, mask_d)
     else:
         kv_head = head - num_heads
         slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
         row = (token * num_kv_heads + kv_head) * head_dim
-        cached = (slot * num_kv_heads + kv_head) * head_dim
         mask_d = mask_d & (slot >= 0)
-        _rotate(k_cache_ptr + cached, k_ptr + row, cos, sin, offs_d, half, mask_d)
+        first, second = _rotated(k_ptr + row, cos, sin, offs_d, half, mask_d)
+        # Rounded to what the row is in before any scale is taken, as an unfused rotation would be.
+        first, second = first.to(k_ptr.dtype.element_ty), second.to(k_ptr.dtype.element_ty)
+        _store_cached(
+            k_cache_ptr, slot, kv_head, first, second, num_kv_heads, head_dim, cache_width, offs_d, half, mask_d
+        )
         first = tl.load(v_ptr + row + offs_d, mask=mask_d, other=0.0)
         second = tl.load(v_ptr + row + half + offs_d, mask=mask_d, other=0.0)
-        tl.store(v_cache_ptr + cached + offs_d, first, mask=mask_d)
-        tl.store(v_cache_ptr + cached + half + offs_d, second, mask=mask_d)
+        _store_cached(
+            v_cache_ptr, slot, kv_head, first, second, num_kv_heads, head_dim, cache_width, offs_d, half, mask_d
+        )
 
 
 @op(
@@ -140,6 +172,7 @@ def _rope_store_kernel(
         "head_dim": 128,
         "num_slots": 4096,
         "num_positions": 4096,
+        "int8_cache": 0,
     },
 )
 def rope_store(
@@ -160,6 +193,7 @@ def rope_store(
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
+    check_cache("rope_store", k, num_kv_heads, head_dim, k_cache)
     _rope_store_kernel[(num_tokens, num_heads + num_kv_heads)](
         y,
         q,
@@ -173,6 +207,7 @@ def rope_store(
         num_heads,
         num_kv_heads,
         head_dim,
+        k_cache.shape[2],
         BLOCK_D=next_power_of_2(head_dim // 2),
         num_warps=1,
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .kv_int8 import packed_rows
 from .types import Paging
 
 
@@ -25,11 +26,17 @@ def sample_paging(context_lens: Sequence[int], rows: Sequence[int], tokens: Sequ
 
 
 def sample_caches(
-    used_slots: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
+    used_slots: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str, int8: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer, NaN wherever nothing is stored."""
-    caches = torch.full((2, int(used_slots.max()) + 2, num_kv_heads, head_dim), float("nan"), dtype=dtype)
-    caches[:, used_slots] = torch.randn(2, len(used_slots), num_kv_heads, head_dim, dtype=dtype)
+    """Keys and values of one layer, NaN wherever nothing is stored: of int8 all bits, which makes the scales NaN."""
+    rows = torch.randn(2, len(used_slots), num_kv_heads, head_dim, dtype=dtype)
+    if int8:
+        packed = [packed_rows(x) for x in rows]
+        caches = torch.full((2, int(used_slots.max()) + 2, *packed[0].shape[1:]), -1, dtype=torch.int8)
+        caches[:, used_slots] = torch.stack(packed)
+    else:
+        caches = torch.full((2, int(used_slots.max()) + 2, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+        caches[:, used_slots] = rows
     k_cache, v_cache = caches.to(device)
     return k_cache, v_cache
 

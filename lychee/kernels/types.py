@@ -23,6 +23,7 @@ BOOL = (torch.bool,)
 I8 = (torch.int8,)
 U8 = (torch.uint8,)
 SCALES = (torch.float16, torch.float32)
+KV = (*FLOAT, torch.int8)  # cache_width is head_dim, or for int8 what kv_int8.py says
 
 NEVER = float("-inf")  # log-probability of a token that cannot be drawn, bias of one that is banned
 GREEDY_BELOW = 1e-5  # vLLM's epsilon: a lower temperature is greedy
@@ -120,10 +121,10 @@ Ancestors = Annotated[
 RopeTable = Annotated[Tensor, Spec("num_positions head_dim", F32, "cos of head_dim/2 angles, then sin")]
 
 # The paged KV cache
-KVCache = Annotated[Tensor, Spec("num_slots num_kv_heads head_dim", FLOAT, "one layer's keys, or its values")]
+KVCache = Annotated[Tensor, Spec("num_slots num_kv_heads cache_width", KV, "one layer's keys, or its values")]
 KVCacheWritten = Annotated[Tensor, KVCache.__metadata__[0].mutates()]
 KVStorageWritten = Annotated[
-    Tensor, Spec("num_layers two num_slots num_kv_heads head_dim", FLOAT, "keys, values of all layers", mutated=True)
+    Tensor, Spec("num_layers two num_slots num_kv_heads cache_width", KV, "keys, values of all layers", mutated=True)
 ]
 CuSeqlensQ = Annotated[Tensor, Spec("num_seqs+1", I32, "prefix sum of rows per sequence")]
 ContextLens = Annotated[Tensor, Spec("num_seqs", I32, "committed tokens whose KV is cached, before these rows")]

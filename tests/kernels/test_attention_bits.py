@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lychee.kernels import attention, attention_prefill
+from lychee.kernels.kv_int8 import packed_rows
 from lychee.kernels.types import Paging
 from tests.conftest import DEVICE
 from tests.kernels.batches import bits
@@ -21,11 +22,11 @@ def paging(context, rows):
     return Paging(ints(0, rows), torch.zeros(rows, dtype=torch.int32), ints(context), table, BLOCK_SIZE, rows, context)
 
 
-def inputs(dtype):
+def inputs(dtype, int8=False):
     torch.manual_seed(0)
     q = torch.randn(LENGTH, KV_HEADS * GROUP, HEAD_DIM, dtype=dtype)
     caches = [torch.randn(BLOCKS * BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype) for _ in range(2)]
-    return q, *caches
+    return q, *([packed_rows(cache) for cache in caches] if int8 else caches)
 
 
 def chain(q, keys, values, context, rows, window):
@@ -42,9 +43,10 @@ def window(request):
     return request.param
 
 
-@pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.fixture(params=["float32", "float16", "bfloat16", "float32 over int8", "bfloat16 over int8"])
 def case(request, window):
-    q, keys, values = inputs(request.param)
+    dtype, _, int8 = request.param.partition(" over ")
+    q, keys, values = inputs(getattr(torch, dtype), bool(int8))
     return q, keys, values, attention_prefill(q, keys, values, paging(0, LENGTH), HEAD_DIM**-0.5, window)
 
 

@@ -40,6 +40,7 @@ AXES = {
     "has_counts": st.booleans(),
     "replacement": st.booleans(),
     "num_positions": st.integers(1, 40),
+    "int8_cache": st.integers(0, 1),
     "num_outputs": st.integers(1, 300),
     "grouped": st.integers(0, 1),
     "group_kind": st.integers(0, 2),

@@ -33,6 +33,7 @@ HEADS = shapes(
     group=(3, 1, 2, 3, 2),
     head_dim=(64, 20, 8, 8, 8),
     window=(0, 0, 0, 33, 300),
+    int8_cache=(0, 1, 1, 0, 1),
 )
 INT8 = shapes(in_features=(33, 300, 576), out_features=(9, 70, 192), has_bias=(0, 1, 1), grouped=(0, 1, 1))
 INT4 = shapes(
@@ -62,7 +63,12 @@ BY_ROW = {
     "rms_norm": shapes(hidden=(1, 100, 576)),
     "add_rms_norm": shapes(hidden=(1, 100, 576)),
     "rope_store": shapes(
-        num_heads=(5, 1), num_kv_heads=(3, 1), head_dim=(64, 20), num_slots=(EVERYONE,) * 2, num_positions=(40, 40)
+        num_heads=(5, 1),
+        num_kv_heads=(3, 1),
+        head_dim=(64, 20),
+        num_slots=(EVERYONE,) * 2,
+        num_positions=(40, 40),
+        int8_cache=(1, 0),
     ),
     "spread_logits": shapes(num_outputs=(1, 50), model_vocab=(300, 4099)),
     "swiglu": shapes(intermediate=(1, 300, 1536)),
