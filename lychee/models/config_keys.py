@@ -44,7 +44,8 @@ HARMLESS = keys(
     # training, and how the file was written; pretraining_tp only splits the sums of the same products
     "transformers_version initializer_range attention_dropout use_cache pretraining_tp name_or_path torchscript",
     "use_bfloat16 tf_legacy_loss attn_implementation is_llama_config transformers.js_config unsloth_fixed",
-    "unsloth_version auto_map",
+    "unsloth_version",
+    "auto_map",  # names code beside the checkpoint, which is never run
     # tokens and lengths that the tokenizer or the position table decide
     "bos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix",
     "model_max_length tokenizer_model_max_length max_sequence_length max_window_layers",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from lychee.models.batch import Batch
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
@@ -9,9 +11,10 @@ from lychee.models.llama import Llama
 from .drafter import ModelDrafter
 from .engine import Engine
 
-# Rows and cached tokens: the tile sizes of most rounds.
+# Rows and cached tokens: the tile sizes of most rounds. With a window also the first context that it does not hold.
 TREES = ((1, 0), (2, 0), (8, 64), (1, 512), (5, 512), (9, 512), (17, 512), (1, 1024))
 CHUNKS = ((8, 0), (40, 0))
+WINDOWED_TREES, WINDOWED_CHUNK = (1, 9), 40
 
 
 def warm_up(engine: Engine) -> None:
@@ -22,10 +25,11 @@ def warm_up(engine: Engine) -> None:
     room = engine.scheduler.pool.num_blocks * engine.kv.block_size
     for model, kv in passes:
         longest = min(room, model.config.max_positions)
-        for rows, context in TREES:
+        windows = sorted(set(model.config.windows) - {0})
+        for rows, context in (*TREES, *product(WINDOWED_TREES, windows)):
             if rows + context <= longest:
                 _forward(model, kv, rows, context, is_tree=True)
-        for rows, context in CHUNKS:
+        for rows, context in (*CHUNKS, *product((WINDOWED_CHUNK,), windows)):
             if rows + context <= longest:
                 _forward(model, kv, rows, context, is_tree=False)
 

@@ -172,7 +172,6 @@ MISTRAL = {"architectures": ["MistralForCausalLM"]}
                 "attention_multiplier": 0.1,
                 "hidden_activation": "gelu",
                 "parallel_attn": 1,
-                "auto_map": "AutoModel",
             }.items()
         ),
     ],
