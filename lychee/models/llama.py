@@ -25,6 +25,7 @@ from lychee.kernels.types import Hidden, Logits, RopeTable
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import KVCache
+from .model_files import open_model
 from .rope import rope_table
 from .weights import LayerWeights, LlamaWeights, Projection, load_weights
 
@@ -37,9 +38,9 @@ class Llama:
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Llama:
-        """Read a Hugging Face model directory. `dtype` None keeps the config's. Raises ModelError."""
-        config = ModelConfig.load(Path(path))
-        weights = load_weights(Path(path), config, dtype or config.dtype, device)
+        """Read a Hugging Face directory or a GGUF file. `dtype` None keeps the config's. Raises ModelError."""
+        config, checkpoint = open_model(Path(path), dtype)
+        weights = load_weights(checkpoint, config, dtype or config.dtype, device)
         return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_position_embeddings, device))
 
     def forward(self, batch: Batch, kv: KVCache) -> Logits:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import safe_open
 from torch import Tensor
@@ -35,6 +35,20 @@ class TensorEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+
+
+class TensorSource(Protocol):
+    """Tensors of a model, of whatever format, by their Hugging Face names."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]: ...
+
+    def read(self, names: Iterator[str] | list[str]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors, in any order. They may be backed by mapped files."""
+        ...
 
 
 @dataclass(frozen=True)

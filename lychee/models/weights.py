@@ -13,7 +13,7 @@ from lychee.kernels.types import Bias, EmbedTable, HiddenScale, Weight
 
 from .config import ModelConfig
 from .files import ModelError
-from .safetensors_io import Checkpoint, listed
+from .safetensors_io import Checkpoint, TensorSource, listed
 
 # A buffer that old exports saved; it follows from the config.
 IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -87,7 +87,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], tied: bool) -> None:
+def check(checkpoint: TensorSource, shapes: dict[str, tuple[int, ...]], tied: bool) -> None:
     """Refuse missing, unexpected, misshapen and non-float tensors, naming file and tensors."""
     allowed = shapes | ({"lm_head.weight": shapes["model.embed_tokens.weight"]} if tied else {})
     entries = {n: e for n, e in checkpoint.entries.items() if not IGNORED.fullmatch(n)}
@@ -103,9 +103,11 @@ def check(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], tied: bool
             raise ModelError(f"{entry.file}: {name} has dtype {entry.dtype}, must be {' or '.join(FLOATS)}")
 
 
-def load_weights(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> LlamaWeights:
+def load_weights(
+    source: Path | TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> LlamaWeights:
     """Read a checkpoint, converted to `dtype` on `device`. Raises ModelError before anything is allocated."""
-    checkpoint = Checkpoint.open(path)
+    checkpoint = Checkpoint.open(source) if isinstance(source, Path) else source
     shapes = expected_shapes(config)
     check(checkpoint, shapes, config.tie_word_embeddings)
     if config.tie_word_embeddings and "lm_head.weight" in checkpoint.entries:
@@ -119,7 +121,7 @@ def load_weights(path: Path, config: ModelConfig, dtype: torch.dtype, device: to
     )
 
 
-def _check_tied(checkpoint: Checkpoint) -> None:
+def _check_tied(checkpoint: TensorSource) -> None:
     """A head saved beside a tied embedding must be the same, or one of config and file is wrong."""
     head, embed = (t for _, t in checkpoint.read(["lm_head.weight", "model.embed_tokens.weight"]))
     if not torch.equal(head, embed):
