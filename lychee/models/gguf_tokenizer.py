@@ -16,7 +16,7 @@ from .gguf_file import GGUFFile
 from .gguf_header import shown
 from .json_tokenizer import MAX_SIZE, spec_tokenizer
 from .pre_tokenizers import PRE_TOKENIZERS
-from .sentencepiece_model import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, bpe_model
+from .sentencepiece_model import BYTE, CONTROL, UNKNOWN, USER_DEFINED, bpe_model
 from .sentencepiece_tokenizer import model_tokenizer
 from .tokenizer import Tokenizer
 from .tokenizer_config import TokenizerConfig
@@ -25,7 +25,7 @@ NORMAL = 1
 KEYS = "tokenizer.ggml."
 ENDS = ("bos", "eos", "eot", "eom")  # their tokens are control tokens whatever their type says
 PADDING = re.compile(r"\[PAD[0-9]+\]")  # what converters fill a vocabulary with up to the rows of the embedding
-LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)  # older converters call such tokens user-defined
+LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>|</?s>", re.DOTALL)  # older converters call such tokens user-defined
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -35,7 +35,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         raise file.refuse(KEYS + "model", "gpt2 or llama")
     strings = _strings(file)
     kinds = _kinds(file, strings)
-    while strings and kinds[-1] == UNUSED and PADDING.fullmatch(strings[-1]):
+    while strings and kinds[-1] != NORMAL and PADDING.fullmatch(strings[-1]):
         strings.pop()
         kinds.pop()
     return (_byte_level if model == "gpt2" else _sentencepiece)(file, strings, kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # SentencePiece.Type, and GGUF's token types
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # SentencePiece.Type, and GGUF's token types
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 _BPE = 2  # TrainerSpec.ModelType
 
