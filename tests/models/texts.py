@@ -16,10 +16,25 @@ STARTS = (
 )  # fmt: skip
 SPACES = " \t\n\r\v\f\x1c\x85\xa0\u1680\u2003\u2028\u2029\u202f\u3000\u200b\ufeff"
 WORDS = (
-    "the don't DON'T we'll I'VE they're He'S 'Tis ſ 'ſ K's naïve Straße ǅ word_word snake.case 3.14 1e-9 1,000 0x1F ½ ² Ⅷ "
-    "٣٤ १२ 万 日本語 中文 한국어 ไทย हिन्दी العربية עברית é e\u0301 ﬁ 👩‍👩‍👧 🇩🇪 ✌🏽 😀 ♥\ufe0f </s> <|im_end|> <s> [INST] <0x41> "
-    "<|endoftext|> <|eot_id|> <unk> ▁ Ġ Ċ ... !!! ?! -- == {} (a) #x @y $5 %d C:\\n"
-).split(" ")
+    *("the", "don't", "DON'T", "we'll", "I'VE", "they're", "He'S", "'Tis", "ſ", "'ſ", "K's", "word_word", "snake.case"),
+    *("naïve", "Straße", "ǅ", "é", "e\u0301", "ﬁ", "3.14", "1e-9", "1,000", "0x1F", "½", "²", "Ⅷ", "٣٤", "१२", "万"),
+    *(
+        "日本語",
+        "中文",
+        "한국어",
+        "ไทย",
+        "हिन्दी",
+        "العربية",
+        "עברית",
+        "👩\u200d👩\u200d👧",
+        "🇩🇪",
+        "✌🏽",
+        "😀",
+        "♥\ufe0f",
+    ),
+    *("</s>", "<s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<unk>", "[INST]", "<0x41>", "▁", "Ġ", "Ċ", "C:\\n"),
+    *("...", "!!!", "?!", "--", "==", "{}", "(a)", "#x", "@y", "$5", "%d"),
+)
 
 
 def random_text(rng: random.Random) -> str:
