@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, through `huggingface_hub` where that is installed, with its cache and its settings."""
+"""Models of the Hugging Face hub, through `huggingface_hub` where it is installed, with its cache and settings."""
 
 from __future__ import annotations
 

