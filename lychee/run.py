@@ -18,6 +18,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
+from .get import resolve_model
 from .models.chat import ChatError
 from .models.files import ModelError
 from .report import Run, report, table
@@ -40,8 +41,14 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee run", description=__doc__, allow_abbrev=False)
-    p.add_argument("model", nargs="?", help="a Hugging Face model directory; without it, the packaged pair")
-    p.add_argument("--draft-model", metavar="DIR", help="the draft model's directory; without it decoding is native")
+    p.add_argument(
+        "model",
+        nargs="?",
+        help="a model directory, a GGUF file, or a name as for `lychee get`; without it, the packaged pair",
+    )
+    p.add_argument(
+        "--draft-model", metavar="MODEL", help="the draft model, as the model; without it decoding is native"
+    )
     source = p.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
@@ -94,6 +101,7 @@ def main(argv: Seq[str] | None = None) -> int:
 def _main(args: argparse.Namespace) -> int:
     _check(args)
     packaged = args.model is None
+    target = demo.TARGET if packaged else resolve_model(args.model)
     params = SamplingParams(
         max_tokens=args.max_tokens,
         temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
@@ -103,7 +111,7 @@ def _main(args: argparse.Namespace) -> int:
         seed=_default(args.seed, demo.SEED if packaged else None),
         ignore_eos=args.ignore_eos or args.compare,
     )
-    draft = args.draft_model or (demo.DRAFT if packaged else None)
+    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if args.native and not args.compare:
         draft = None
     if args.compare and draft is None:
@@ -111,7 +119,7 @@ def _main(args: argparse.Namespace) -> int:
     config = None if draft is None else _speculative_config(args)
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
-    llm = LLM(args.model or demo.TARGET, draft, config, device=args.device, dtype=args.dtype, **sizes)
+    llm = LLM(target, draft, config, device=args.device, dtype=args.dtype, **sizes)
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     texts = _prompts(args, packaged)
     prompts: list[Prompt] = (

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .files import ModelError, read_json, read_text
+from .gguf_file import GGUFFile
+from .model_files import gguf_path
 from .tokenizer import BREAK, Tokenizer, check_text
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -39,7 +41,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """From chat_template.jinja or tokenizer_config.json. Raises ModelError where there is none."""
+        """From chat_template.jinja, tokenizer_config.json or a GGUF file. Raises ModelError where there is none."""
         return cls(template_source(Path(path)), tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
@@ -78,7 +80,9 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]
 
 
 def template_source(path: Path) -> str:
-    """The directory's default template."""
+    """The default template of a directory or a GGUF file."""
+    if gguf := gguf_path(path):
+        return _checked_template(gguf, GGUFFile.open(gguf).metadata.get("tokenizer.chat_template"), path)
     if (path / "chat_template.jinja").is_file():
         return read_text(path / "chat_template.jinja", MAX_TEMPLATE)
     file = path / "tokenizer_config.json"
@@ -88,6 +92,10 @@ def template_source(path: Path) -> str:
         template = named.get("default")
         if template is None:
             raise ModelError(f"{file}: chat_template names {sorted(map(str, named))}, none of them is default")
+    return _checked_template(file, template, path)
+
+
+def _checked_template(file: Path, template: object, path: Path) -> str:
     if template is None:
         raise ModelError(f"{path} has no chat template; give a prompt instead of messages")
     if not isinstance(template, str) or len(template.encode()) > MAX_TEMPLATE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ModelError(f"{what} gives {next(k for k in keys if keys.count(k) > 1)!r} twice")
+            counts = Counter(key for key, _ in pairs)
+            raise ModelError(f"{what} gives {max(counts, key=lambda key: counts[key])[:200]!r} twice")
         return made
 
     try:

@@ -37,12 +37,15 @@ class JsonEncoder:
 
 def json_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
     """Raises ModelError where the file is no tokenizer, or one of a kind whose tokens cannot be mapped to bytes."""
-    text = read_text(file)
-    spec = parse_json(text, str(file))
+    return spec_tokenizer(parse_json(read_text(file), str(file)), file, config)
+
+
+def spec_tokenizer(spec: Spec, file: Path, config: TokenizerConfig) -> Tokenizer:
+    """As `json_tokenizer`, of what a tokenizer.json holds; `file` names it in errors."""
     kind = _section(spec, "model").get("type", "BPE")
     if kind != "BPE":
         raise ModelError(f"{file}: model type is {kind}, must be BPE")
-    as_tokens = _open(text, file)
+    as_tokens = _open(spec, file)
     decoder = ByteDecoder.of(spec.get("decoder"), str(file))
     added = {t.content: (i, t.special) for i, t in as_tokens.get_added_tokens_decoder().items()}
     ids = as_tokens.get_vocab(with_added_tokens=True)
@@ -75,7 +78,7 @@ def json_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
         encoder=JsonEncoder(
             as_text=_as_text(spec, special, file),
             as_tokens=as_tokens,
-            as_rest=as_tokens if rest == spec else _open(json.dumps(rest), file),
+            as_rest=as_tokens if rest == spec else _open(rest, file),
         ),
     )
 
@@ -85,10 +88,12 @@ def _section(spec: Spec, key: str) -> Spec:
     return value if isinstance(value, dict) else {}
 
 
-def _open(text: str, file: Path) -> Library:
+def _open(spec: Spec, file: Path) -> Library:
     try:
-        opened = Library.from_str(text)
-    except Exception as error:  # the library raises bare Exception
+        opened = Library.from_str(json.dumps(spec))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception; what it did not expect, a panic, is none
         raise ModelError(f"{file} is not a tokenizer: {error}") from error
     opened.no_truncation()
     opened.no_padding()
@@ -98,7 +103,7 @@ def _open(text: str, file: Path) -> Library:
 def _as_text(spec: Spec, special: Mapping[str, int], file: Path) -> Library:
     """The tokenizer that leaves control strings alone, also those that the file forgot to flag as special."""
     added = [{**token, "special": token["content"] in special} for token in spec.get("added_tokens", [])]
-    opened = _open(json.dumps({**spec, "added_tokens": added}), file)
+    opened = _open({**spec, "added_tokens": added}, file)
     opened.encode_special_tokens = True
     return opened
 

@@ -25,9 +25,9 @@ from lychee.kernels.types import HeadScale, Hidden, Logits, RopeTable
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import KVCache
+from .model_files import open_model
 from .projection import embedded, logits_of
 from .rope import rope_table
-from .safetensors_io import Checkpoint
 from .weights import LayerWeights, LlamaWeights, load_weights
 
 
@@ -45,13 +45,13 @@ class Llama:
         dtype: torch.dtype | None = None,
         target: Llama | None = None,
     ) -> Llama:
-        """Read a Hugging Face model directory. `dtype` None keeps the config's. Raises ModelError.
+        """Read a Hugging Face directory or a GGUF file. `dtype` None keeps the config's. Raises ModelError.
 
         `target` has the embedding that a draft may share.
         """
-        config = ModelConfig.load(Path(path))
+        config, source = open_model(Path(path), dtype)
         shared = None if target is None else target.weights
-        weights = load_weights(Checkpoint.open(Path(path)), config, dtype or config.dtype, device, shared)
+        weights = load_weights(source, config, dtype or config.dtype, device, shared)
         return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_positions, device))
 
     def forward(self, batch: Batch, kv: KVCache) -> Logits:

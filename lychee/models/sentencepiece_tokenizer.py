@@ -48,7 +48,11 @@ def sentencepiece_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
     """Raises ModelError where the file is no sentencepiece model or the config names tokens it lacks."""
     if (size := file.stat().st_size) > MAX_BYTES:
         raise ModelError(f"{file} has {size} bytes, may have at most {MAX_BYTES}")
-    data = file.read_bytes()
+    return model_tokenizer(file.read_bytes(), file, config)
+
+
+def model_tokenizer(data: bytes, file: Path, config: TokenizerConfig) -> Tokenizer:
+    """As `sentencepiece_tokenizer`, of a serialized model; `file` names it in errors."""
     try:
         processor = SentencePieceProcessor(model_proto=data)
         without_prefix = SentencePieceProcessor(model_proto=data + NO_DUMMY_PREFIX)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,25 +14,13 @@ from lychee.kernels.types import HeadScale, HiddenScale
 from .config import ModelConfig
 from .files import ModelError
 from .projection import AnyWeight, Projection, moved, parts
-from .safetensors_io import TensorEntry, listed
+from .safetensors_io import ITEM_BYTES, listed
 from .shared_embedding import companions, head_of, refuse_without_target
+from .tensor_source import TensorSource
 
 # A buffer that old exports saved; it follows from the config.
 IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 FLOATS = ("F32", "F16", "BF16")
-QUANTIZED = ("INT8", "INT4")
-
-
-class WeightSource(Protocol):
-    """A model's tensors by their Hugging Face names, whatever files they come from."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def entries(self) -> Mapping[str, TensorEntry]: ...
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, AnyWeight]]: ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check(source: WeightSource, config: ModelConfig) -> None:
+def check(source: TensorSource, config: ModelConfig) -> None:
     """Refuse missing, unexpected and misshapen tensors and those of a wrong dtype, naming file and tensors."""
     shapes = expected_shapes(config)
     allowed = dict(shapes)
@@ -135,13 +121,14 @@ def check(source: WeightSource, config: ModelConfig) -> None:
     for name, entry in entries.items():
         if entry.shape != allowed[name]:
             raise ModelError(f"{entry.file}: {name} has shape {list(entry.shape)}, must be {list(allowed[name])}")
-        dtypes = own.get(name) or (FLOATS + QUANTIZED if len(entry.shape) == 2 else FLOATS)
-        if entry.dtype not in dtypes:
+        dtypes = own.get(name, FLOATS)
+        quantised = len(entry.shape) == 2 and entry.dtype not in ITEM_BYTES
+        if entry.dtype not in dtypes and not quantised:
             raise ModelError(f"{entry.file}: {name} has dtype {entry.dtype}, must be {' or '.join(dtypes)}")
 
 
 def load_weights(
-    source: WeightSource,
+    source: TensorSource,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -177,7 +164,7 @@ def load_weights(
     return LlamaWeights(embed, layers, dense["model.norm.weight"], lm_head, output_of)
 
 
-def _check_tied(source: WeightSource) -> None:
+def _check_tied(source: TensorSource) -> None:
     """A head saved beside a tied embedding must be the same, or one of config and file is wrong."""
     head, embed = (parts(weight) for _, weight in source.read(["lm_head.weight", "model.embed_tokens.weight"]))
     if len(head) != len(embed) or not all(map(torch.equal, head, embed)):

@@ -18,6 +18,7 @@ import torch
 from lychee.models.chat import ChatTemplate
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
+from lychee.models.model_files import is_model
 from lychee.models.tokenizer import check_pair
 from lychee.models.tokenizer_files import load_tokenizer
 
@@ -41,10 +42,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class LLM:
     """A target model, optionally with a draft model that makes it answer faster.
 
-    model, draft_model: Hugging Face model directories. speculative_config: a SpeculativeConfig or a mapping of its
-    fields, which may name the draft as `model`. device: `cpu` or `cuda`; None takes CUDA where there is one. dtype:
-    `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU. The other keywords are
-    EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
+    model, draft_model: Hugging Face model directories, or GGUF files. speculative_config: a SpeculativeConfig or a
+    mapping of its fields, which may name the draft as `model`. device: `cpu` or `cuda`; None takes CUDA where there is
+    one. dtype: `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU. The other
+    keywords are EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
     """
 
     def __init__(
@@ -291,9 +292,9 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _directory(argument: str, given: object) -> Path:
-    if not isinstance(given, (str, Path)) or not Path(given).is_dir():
+    if not isinstance(given, (str, Path)) or not is_model(Path(given)):
         shown = str(given) if isinstance(given, Path) else given
-        raise refuse(argument, shown, "a model directory on this machine (hub ids are not downloaded)")
+        raise refuse(argument, shown, "a model directory or a .gguf file on this machine")
     return Path(given)
 
 

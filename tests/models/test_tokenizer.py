@@ -3,19 +3,23 @@
 import dataclasses
 import io
 import json
+import random
 import shutil
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer as Library
+from transformers import PreTrainedTokenizerFast
 
 from lychee.models.files import ModelError
 from lychee.models.tokenizer import BREAK, check_pair, check_text
 from lychee.models.tokenizer_files import load_tokenizer
 from tests.factory import CORPUS, TOKENIZER_SIZE, save_tokenizer
 from tests.models.conftest import KINDS, readable
+from tests.models.texts import random_text
 
 # Sentencepiece writes spaces as U+2581, so it cannot tell the two apart.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=30) | st.sampled_from(
@@ -63,6 +67,19 @@ def test_a_tokenizer_json_of_a_sentencepiece_model_gives_its_ids(all_tokenizers,
     want = all_tokenizers["sentencepiece"].encode(text)
     if readable(kind, text) == text:
         assert ids == want
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_from_all_over_unicode_get_the_libraries_ids(all_tokenizers, tokenizer_dirs, kind):
+    path, rng = tokenizer_dirs[kind], random.Random(0)
+    if kind == "sentencepiece":
+        encode = SentencePieceProcessor(model_file=str(path / "tokenizer.model")).encode
+    else:
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), split_special_tokens=True)
+        encode = partial(theirs.encode, add_special_tokens=False)
+    for _ in range(600):
+        text = random_text(rng)
+        assert all_tokenizers[kind].encode(text, add_bos=False) == encode(text)
 
 
 def test_user_text_never_becomes_control_ids(tokenizer):
