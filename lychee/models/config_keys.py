@@ -15,12 +15,12 @@ READ = keys(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads",
     "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps",
     "rope_theta rope_scaling rope_parameters tie_word_embeddings eos_token_id dtype torch_dtype lychee_draft",
+    "quantization_config",
 )
 
 # Keys of features that are not implemented, with the values, besides null, that leave them off.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
-    "quantization_config": (),
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),

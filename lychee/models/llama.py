@@ -25,7 +25,7 @@ from lychee.kernels.types import HeadScale, Hidden, Logits, RopeTable
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import KVCache
-from .model_files import open_model
+from .model_files import OpenedModel, open_model
 from .projection import embedded, logits_of
 from .rope import rope_table
 from .weights import LayerWeights, LlamaWeights, load_weights
@@ -43,15 +43,25 @@ class Llama:
         path: str | Path,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        quant: str | None = None,
+    ) -> Llama:
+        """Read a Hugging Face directory or a GGUF file. Raises ModelError.
+
+        `dtype`, of what is not quantised and of activations: None is the config's. `quant` as for `open_model`.
+        """
+        return cls.of(open_model(Path(path), dtype, quant), device, dtype)
+
+    @classmethod
+    def of(
+        cls,
+        opened: OpenedModel,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
         target: Llama | None = None,
     ) -> Llama:
-        """Read a Hugging Face directory or a GGUF file. `dtype` None keeps the config's. Raises ModelError.
-
-        `target` has the embedding that a draft may share.
-        """
-        config, source = open_model(Path(path), dtype)
-        shared = None if target is None else target.weights
-        weights = load_weights(source, config, dtype or config.dtype, device, shared)
+        """As `load`. `target` has the embedding that a draft may share."""
+        config, shared = opened.config, None if target is None else target.weights
+        weights = load_weights(opened.source, config, dtype or config.dtype, device, shared)
         return cls(config, weights, rope_table(config.rope, config.head_dim, config.max_positions, device))
 
     def forward(self, batch: Batch, kv: KVCache) -> Logits:
