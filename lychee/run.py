@@ -29,7 +29,14 @@ from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
 
-SPECULATION_FLAGS = ("draft_model", "max_draft_len", "num_speculative_tokens", "verify", "speculative_config")
+SPECULATION_FLAGS = (
+    "draft_model",
+    "draft_quant",
+    "max_draft_len",
+    "num_speculative_tokens",
+    "verify",
+    "speculative_config",
+)
 STDIN_WAIT_S = 2.0
 
 
@@ -79,6 +86,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
     p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    p.add_argument(
+        "--target-quant",
+        metavar="FORMAT",
+        help="quantise the model as it is read: int8, int8-g32, int4, int4-g64-sym, ...; none: a GGUF file's as floats",
+    )
+    p.add_argument("--draft-quant", metavar="FORMAT", help="the same for the draft model")
+    p.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help="default: the model's dtype")
     p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="default: float32 on the CPU")
     return p
 
@@ -119,7 +133,19 @@ def _main(args: argparse.Namespace) -> int:
     config = None if draft is None else _speculative_config(args)
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
-    llm = LLM(target, draft, config, device=args.device, dtype=args.dtype, **sizes)
+    llm = LLM(
+        target,
+        draft,
+        config,
+        device=args.device,
+        dtype=args.dtype,
+        target_quant=args.target_quant,
+        draft_quant=args.draft_quant,
+        kv_cache_dtype=args.kv_cache_dtype,
+        **sizes,
+    )
+    for note in llm.notes:
+        print(f"lychee run: {note}", file=sys.stderr)
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     texts = _prompts(args, packaged)
     prompts: list[Prompt] = (

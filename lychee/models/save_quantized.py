@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lychee.kernels.types import Int8Weight
 
 from .config import ModelConfig
 from .files import ModelError, read_json
-from .quant_format import EMBEDDING, HEAD, QuantFormat, format_of
+from .quant_format import QuantFormat, format_of
 from .quantize import quantize, relative_error
 from .quantized_checkpoint import METHOD
 from .quantized_on_load import check_fits
 from .safetensors_io import Checkpoint
 from .safetensors_writer import SafetensorsWriter
 from .tensor_source import QuantizedWeight
-from .weights import check, expected_shapes
+from .weights import check, check_tied, expected_shapes
 
 COPIED = (
     "generation_config.json",
@@ -83,13 +82,9 @@ def save_quantized(src_dir: Path, out_dir: Path, fmt: QuantFormat, shard_bytes: 
 def _checked(src_dir: Path) -> tuple[Checkpoint, list[str], bool]:
     """The checkpoint, the tensors that the config asks for, and whether the head is tied to the embedding."""
     config, checkpoint = ModelConfig.load(src_dir), Checkpoint.open(src_dir)
-    shapes = expected_shapes(config)
-    check(checkpoint, shapes, config.tie_word_embeddings)
-    if config.tie_word_embeddings and HEAD in checkpoint.entries:
-        head, embedding = (tensor for _, tensor in checkpoint.read([HEAD, EMBEDDING]))
-        if not torch.equal(head, embedding):
-            raise ModelError(f"{src_dir}: {HEAD} differs from {EMBEDDING}, which the config ties it to")
-    return checkpoint, list(shapes), config.tie_word_embeddings
+    check(checkpoint, config)
+    check_tied(checkpoint, config)
+    return checkpoint, list(expected_shapes(config)), config.tie_word_embeddings
 
 
 def _write(

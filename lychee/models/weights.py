@@ -141,8 +141,7 @@ def load_weights(
     check(source, config)
     if config.output_vocab and target is None:
         raise refuse_without_target(source.path)
-    if config.tie_word_embeddings and "lm_head.weight" in source.entries:
-        _check_tied(source)
+    check_tied(source, config)
     weights: dict[str, AnyWeight] = {}
     dense: dict[str, Tensor] = {}
     own = companions(config.output_vocab, config.hidden_size) if config.output_vocab else {}
@@ -164,8 +163,10 @@ def load_weights(
     return LlamaWeights(embed, layers, dense["model.norm.weight"], lm_head, output_of)
 
 
-def _check_tied(source: TensorSource) -> None:
+def check_tied(source: TensorSource, config: ModelConfig) -> None:
     """A head saved beside a tied embedding must be the same, or one of config and file is wrong."""
+    if not config.tie_word_embeddings or "lm_head.weight" not in source.entries:
+        return
     head, embed = (parts(weight) for _, weight in source.read(["lm_head.weight", "model.embed_tokens.weight"]))
     if len(head) != len(embed) or not all(map(torch.equal, head, embed)):
         file = source.entries["lm_head.weight"].file

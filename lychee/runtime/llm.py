@@ -18,15 +18,13 @@ import torch
 from lychee.models.chat import ChatTemplate
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
-from lychee.models.model_files import is_model
-from lychee.models.tokenizer import check_pair
-from lychee.models.tokenizer_files import load_tokenizer
 
 from .blocks import BlockPool
 from .config import EngineConfig, SpeculativeConfig
 from .controller import make_controller
 from .drafter import Drafter, ModelDrafter
 from .engine import Engine
+from .load_pair import load_pair
 from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .requests import Prompt, RequestMaker
@@ -44,8 +42,11 @@ class LLM:
 
     model, draft_model: Hugging Face model directories, or GGUF files. speculative_config: a SpeculativeConfig or a
     mapping of its fields, which may name the draft as `model`. device: `cpu` or `cuda`; None takes CUDA where there is
-    one. dtype: `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU. The other
-    keywords are EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
+    one. dtype: `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU.
+    target_quant, draft_quant: None leaves weights as the files have them, `none` makes a GGUF file's floats, and a
+    format (`int8`, `int8-g32`, `int4`, `int4-g64-sym`, ...; see QuantFormat) quantises them as they are read.
+    kv_cache_dtype: `auto` is the model's dtype, `int8` a scale per position and head. The other keywords are
+    EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
     """
 
     def __init__(
@@ -56,6 +57,9 @@ class LLM:
         *,
         device: str | None = None,
         dtype: str = "auto",
+        target_quant: str | None = None,
+        draft_quant: str | None = None,
+        kv_cache_dtype: str = "auto",
         **sizes: Any,
     ) -> None:
         if isinstance(speculative_config, Mapping):
@@ -79,20 +83,12 @@ class LLM:
         except TypeError as error:
             allowed = ", ".join(f.name for f in fields(EngineConfig))
             raise ParameterError(f"LLM has the keywords {sorted(sizes)}, may have {allowed}") from error
-        self.tokenizer = load_tokenizer(_directory("model", model))
-        if draft_model is not None:
-            draft_tokenizer = load_tokenizer(_directory("draft_model", draft_model))
-            try:
-                check_pair(self.tokenizer, draft_tokenizer)
-            except ValueError as error:
-                raise ParameterError(f"draft_model {draft_model} does not fit the model: {error}") from error
-        self.target = Llama.load(model, device=self.device, dtype=kind)
-        self.draft = None if draft_model is None else Llama.load(draft_model, device=self.device, dtype=kind)
-        self.vocab = min(self.tokenizer.size, self.target.config.vocab_size)
-        if self.draft is not None and self.draft.config.vocab_size < self.vocab:
-            raise ParameterError(
-                f"draft_model has vocab_size {self.draft.config.vocab_size}, must hold the target's {self.vocab} tokens"
-            )
+        if kv_cache_dtype not in ("auto", "int8"):
+            raise refuse("kv_cache_dtype", kv_cache_dtype, "auto (the model's dtype) or int8")
+        pair = load_pair(model, draft_model, self.device, kind, target_quant, draft_quant)
+        self.tokenizer, self.target, self.draft, self.vocab = pair.tokenizer, pair.target, pair.draft, pair.vocab
+        self.notes = pair.notes
+        self._int8_cache = kv_cache_dtype == "int8"
         self._path = model
         self._chat_template: ChatTemplate | None = None
         limit = self.target.config.max_positions
@@ -199,10 +195,10 @@ class LLM:
         draft = None if native else self.draft
         models = [self.target] if draft is None else [self.target, draft]
         num_blocks = sizes.num_blocks or self._num_blocks(models)
-        kv = KVCache.allocate(self.target.config, num_blocks, block_size, self.target.weights.dtype, self.device)
+        kv = KVCache.allocate(self.target.config, num_blocks, block_size, self._kv_dtype(self.target), self.device)
         drafter: Drafter | None = None
         if draft is not None:
-            draft_kv = KVCache.allocate(draft.config, num_blocks, block_size, draft.weights.dtype, self.device)
+            draft_kv = KVCache.allocate(draft.config, num_blocks, block_size, self._kv_dtype(draft), self.device)
             drafter = ModelDrafter(draft, draft_kv, self.vocab, sizes.max_num_batched_tokens)
         pool = BlockPool(num_blocks, block_size)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
@@ -230,7 +226,10 @@ class LLM:
         )
 
     def _block_bytes(self, models: Seq[Llama]) -> int:
-        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, m.weights.dtype) for m in models)
+        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, self._kv_dtype(m)) for m in models)
+
+    def _kv_dtype(self, model: Llama) -> torch.dtype:
+        return torch.int8 if self._int8_cache else model.weights.dtype
 
     def _run(self, engine: Engine, seqs: Seq[Sequence]) -> Generator[Chunk, None, None]:
         """Step the engine until these sequences end. Chunks of other callers' sequences go to their inboxes."""
@@ -289,13 +288,6 @@ def _prompts(given: Any) -> list[Prompt]:
         raise refuse("prompts", given, "a prompt or a list of prompts, each of them text or token ids")
     many: list[Any] = list(given)
     return [many] if many and isinstance(many[0], Integral) else many
-
-
-def _directory(argument: str, given: object) -> Path:
-    if not isinstance(given, (str, Path)) or not is_model(Path(given)):
-        shown = str(given) if isinstance(given, Path) else given
-        raise refuse(argument, shown, "a model directory or a .gguf file on this machine")
-    return Path(given)
 
 
 def _available_memory() -> int:
