@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from . import REFERENCE, Side
+from . import REFERENCE, Generated, Side
 from .client import Client
 from .measure import Sample
 
@@ -26,7 +26,7 @@ class Parting:
 class Summary:
     """Medians over prompts and rounds; rates are tokens per second.
 
-    `rate`: of the whole call. `decode_rate`: after the first token. `per_pass`: tokens per pass of the target.
+    `rate`: of the whole call. `decode_rate`: after the first token. `per_pass`: tokens over target passes.
     `partings`: from the reference; None where there is none. `as_plain`: the share of prompts with the tokens of the
     side that it must equal. `repeats`: every round gave the same tokens.
     """
@@ -87,13 +87,18 @@ def summaries(
             rate=median(len(m.tokens) / m.seconds for m in made),
             decode_rate=_median([(len(m.tokens) - 1) / (m.seconds - m.first) for m in made if m.first is not None]),
             first_ms=_median([1e3 * m.first for m in made if m.first is not None]),
-            per_pass=_median([len(m.tokens) / m.passes for m in made if m.passes is not None]),
+            per_pass=_per_pass(made),
             identical=None if apart is None else 1 - len(apart) / len(texts[name]),
             partings=apart,
             as_plain=share_equal(texts[name], texts[plain]) if plain in texts else None,
             repeats=all(list(texts[name][s.prompt]) == s.made.tokens for s in mine),
         )
     return found
+
+
+def _per_pass(made: Sequence[Generated]) -> float | None:
+    passes = [one.passes for one in made if one.passes is not None]
+    return sum(len(one.tokens) for one in made) / sum(passes) if len(passes) == len(made) else None
 
 
 def _median(values: Sequence[float]) -> float | None:
