@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 from bench import peers
 from bench.peer_sides import REFERENCE, Setup, Side, all_sides, compare, measure, show
-from bench.peer_sides.client import Client, MissingError, SideError
+from bench.peer_sides.client import ROOT, Client, MissingError, SideError
 from tests.factory import make_model_dir
 from tests.models.gguf_factory import to_gguf
 
@@ -44,6 +47,28 @@ def test_a_side_is_stopped_until_it_is_asked():
         assert client.rows([1, 4], 500, 2) == [[1.5, 4.5]] * 2
         assert os.WIFSTOPPED(os.waitpid(client._process.pid, os.WUNTRACED)[1])
     assert client._process.returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /proc")
+def test_a_stopped_side_ends_with_a_bench_that_is_killed():
+    code = (
+        "import os, signal; from bench.peer_sides import Setup, Side; from bench.peer_sides.client import Client\n"
+        f"client = Client(Side('fake', {FAKE!r}), Setup('model.gguf', None, None, 1, 64, None, {{}}))\n"
+        "print(client._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT).stdout)
+    deadline = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    """Not gone, and not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_side_that_cannot_be_imported_is_told_from_one_that_ends():

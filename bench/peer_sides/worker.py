@@ -6,14 +6,18 @@ What libraries print goes to standard error.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict
 from typing import IO, Any
 
 from . import Answers, Setup
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def answer(side: Answers, request: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +51,14 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     return None
 
 
+def end_with_parent() -> None:
+    """A stopped process does not see that its input has ended; Linux kills it with its parent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, answers)
