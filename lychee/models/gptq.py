@@ -124,10 +124,10 @@ def open_gptq(path: Path, settings: Mapping[str, Any], config_values: Mapping[st
     opened = PackedCheckpoint.open(path, layout, config_values)
     mean = mean_offset(opened, layout) if layout.bits == 4 else 0.0
     if abs(mean) > 0.5:
-        says, fits = (FORMATS[1 - layout.zero_offset], FORMATS[layout.zero_offset])
+        named = "checkpoint_format" in settings or "format" in settings
         raise ModelError(
-            f"{where}.checkpoint_format is {says}, or missing, which puts the mean weight {mean:.1f} steps from 0; "
-            f"it must be the convention that the zeros were stored in, probably {fits}"
+            f"{where}.checkpoint_format is {'' if named else 'missing, so '}{FORMATS[1 - layout.zero_offset]}, which "
+            f"puts the mean weight {abs(mean):.1f} steps from 0: the zeros were stored as {FORMATS[layout.zero_offset]}"
         )
     return opened
 
