@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from . import __version__, run
+from . import __version__, quantize_cli, run
 
-COMMANDS = {"run": run.main}
+COMMANDS = {"run": (run.main, run.__doc__), "quantize": (quantize_cli.main, quantize_cli.__doc__)}
 
 
 def main() -> int:
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(f"usage: lychee {{{','.join(COMMANDS)}}} ...\n\n  run   {run.__doc__}\n\nOptions: lychee run --help")
+        about = "".join(f"  {command}   {doc}\n" for command, (_, doc) in COMMANDS.items())
+        print(f"usage: lychee {{{','.join(COMMANDS)}}} ...\n\n{about}\nOptions: lychee run --help")
         return 0
     if name == "--version":
         print(f"lychee {__version__}")
@@ -20,7 +21,7 @@ def main() -> int:
     if name not in COMMANDS:
         print(f"lychee: {name!r} is not a command, must be {' or '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return COMMANDS[name](rest)
+    return COMMANDS[name][0](rest)
 
 
 if __name__ == "__main__":
