@@ -18,6 +18,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
+from .conversation import converse
 from .get import resolve_model
 from .models.chat import ChatError
 from .models.files import ModelError
@@ -61,9 +62,11 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
     p.add_argument("--prompt-file-whole", action="store_true", help="the prompt file is one prompt")
     p.add_argument(
-        "--chat", action="store_true", help="each prompt is a user's message under the model's chat template"
+        "--chat",
+        action="store_true",
+        help="prompts are users' messages under the model's chat template; at a terminal, without any, converse",
     )
-    p.add_argument("--max-tokens", type=int, default=128, help="tokens to emit per prompt (default 128)")
+    p.add_argument("--max-tokens", type=int, help="tokens to emit per prompt (default 128; 512 in a conversation)")
     p.add_argument("--temperature", type=float, help="0 is greedy (default 0; the packaged pair's is 0.7)")
     p.add_argument("--top-p", type=float, help="1 is off (default 1)")
     p.add_argument("--top-k", type=int, default=0, help="0 is off")
@@ -116,8 +119,9 @@ def _main(args: argparse.Namespace) -> int:
     _check(args)
     packaged = args.model is None
     target = demo.TARGET if packaged else resolve_model(args.model)
+    conversing = _is_conversation(args)
     params = SamplingParams(
-        max_tokens=args.max_tokens,
+        max_tokens=_default(args.max_tokens, 512 if conversing else 128),
         temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
         top_p=_default(args.top_p, demo.TOP_P if packaged else 1.0),
         top_k=args.top_k,
@@ -147,14 +151,19 @@ def _main(args: argparse.Namespace) -> int:
     for note in llm.notes:
         print(f"lychee run: {note}", file=sys.stderr)
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
-    texts = _prompts(args, packaged)
-    prompts: list[Prompt] = (
-        [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
-    )
-    if args.compare:
-        runs, identical = compare(llm, prompts, params, args.batch_size or 1)
+    identical: bool | None = None
+    if conversing:
+        llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
+        runs = [converse(llm, params, input)]
     else:
-        runs, identical = [_stream(llm, prompts, params, args.batch_size or len(prompts))], None
+        texts = _prompts(args, packaged)
+        prompts: list[Prompt] = (
+            [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
+        )
+        if args.compare:
+            runs, identical = compare(llm, prompts, params, args.batch_size or 1)
+        else:
+            runs = [_stream(llm, prompts, params, args.batch_size or len(prompts))]
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
     if args.compare:
@@ -162,6 +171,12 @@ def _main(args: argparse.Namespace) -> int:
     else:
         Console(stderr=True).print(table(runs))
     return 130 if runs[0].interrupted else 0
+
+
+def _is_conversation(args: argparse.Namespace) -> bool:
+    """--chat at a terminal, with nothing to complete."""
+    given = args.prompt is not None or args.prompt_file or args.compare
+    return bool(args.chat and not given and sys.stdin is not None and sys.stdin.isatty())
 
 
 def _warm_up(llm: LLM, params: SamplingParams, engines: Iterable[bool]) -> None:
