@@ -31,10 +31,20 @@ class JsonEncoder:
     as_rest: Library
 
     def plain(self, text: str) -> list[int]:
-        return list(self.as_text.encode(text, add_special_tokens=False).ids)
+        return _ids(self.as_text, text)
 
     def marked(self, text: str, start: bool) -> list[int]:
-        return list((self.as_tokens if start else self.as_rest).encode(text, add_special_tokens=False).ids)
+        return _ids(self.as_tokens if start else self.as_rest, text)
+
+
+def _ids(library: Library, text: str) -> list[int]:
+    """Raises ValueError where the file's patterns take more steps than the library allows, which is a panic."""
+    try:
+        return list(library.encode(text, add_special_tokens=False).ids)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"text cannot be encoded by this tokenizer: {str(error)[:300]}") from error
 
 
 def json_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
