@@ -268,7 +268,7 @@ def test_an_end_token_without_the_special_flag_is_still_control(tmp_path, tokeni
 def test_a_text_that_the_patterns_cannot_take_is_refused(tmp_path):
     pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+[bc]d"}, "behavior": "Isolated", "invert": False}
     tokenizer = load_tokenizer(edited(tmp_path, pre_tokenizer=pattern))
-    with pytest.raises(ValueError, match="text cannot be encoded by this tokenizer: .*retry-limit"):
+    with pytest.raises(ValueError, match=r"text cannot be encoded by this tokenizer: .*retry-limit"):
         tokenizer.encode("a" * 40 + "bce")
 
 
