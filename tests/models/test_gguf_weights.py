@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from lychee.kernels.types import Int4Weight, Int8Weight
 from lychee.models.batch import Batch
-from lychee.models.config import ModelConfig
 from lychee.models.files import ModelError
 from lychee.models.gguf_checkpoint import GGUFCheckpoint, halves_of_pairs, hf_name
 from lychee.models.gguf_file import GGUFFile
@@ -126,8 +125,8 @@ def test_biases_of_queries_and_keys_are_put_back_too(tmp_path):
         assert torch.equal(dict(opened.source.read([name]))[name], want)
 
 
-def logits(path, dtype=None):
-    model = Llama.load(path, dtype=dtype)
+def logits(path, dtype=None, quant=None):
+    model = Llama.load(path, dtype=dtype, quant=quant)
     kv = KVCache.allocate(model.config, 8, 8, torch.float32, "cpu")
     return model, model.forward(Batch.prefill([list(range(40))], [0], [list(range(8))], 8), kv)
 
@@ -146,10 +145,6 @@ def test_a_qwen_computes_what_its_safetensors_do(tmp_path, architecture, name):
     named = {"architectures": [name], "model_type": architecture}
     path = make_model_dir(tmp_path / "m", **SMALL, **named, rope_theta=1e6)
     config = json.loads((path / "config.json").read_text())
-    try:
-        ModelConfig.load(path)
-    except ModelError as error:
-        pytest.skip(f"the family is not read: {error}")
     weights = random_weights({**config, "attention_bias": architecture == "qwen2"}, 0)
     weights = {key: weight for key, weight in weights.items() if not key.endswith("o_proj.bias")}
     if architecture == "qwen3":
@@ -172,7 +167,10 @@ def test_a_quantised_model_computes_what_its_dequantised_weights_do(tmp_path, mo
             weights[name] = dequantised(quants.quantize(weight.numpy(), kind), kind)
     save_weights(rounded, weights)
     path = to_gguf(tmp_path / "m.gguf", model, kind=kind)
-    assert torch.equal(logits(path, torch.float32)[1], logits(rounded)[1])
+    want = logits(rounded)[1]
+    assert torch.equal(logits(path, torch.float32, "none")[1], want)
+    if kind in KEPT:  # in another order of summation
+        torch.testing.assert_close(logits(path, torch.float32)[1], want, rtol=1e-4, atol=1e-4)
 
 
 def test_names_that_have_no_counterpart_are_refused_as_unexpected(tmp_path, model):

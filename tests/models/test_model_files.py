@@ -75,7 +75,7 @@ def test_a_gguf_generates_what_its_directory_does(both):
 
 def test_a_path_that_is_no_model_is_refused(both):
     model, _ = both
-    with pytest.raises(ParameterError, match=r"must be a model directory or a \.gguf file on this machine"):
+    with pytest.raises(ParameterError, match=r"must be a model directory or a GGUF file on this machine"):
         LLM(model / "config.json")
 
 
