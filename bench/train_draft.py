@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bench.draft import data, files, prompts
+from bench.draft import data, files, prompts, subjects
 from bench.draft.card import Facts, card
 from bench.draft.decoder import Decoder
 from bench.draft.generate import generate
@@ -50,17 +50,29 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, required=True, help="folder of the draft")
     add("--work", type=Path, help="folder of prompts, texts and checkpoints (default: --out with .work appended)")
     add("--stages", default=",".join(STAGES), help="those to run (default: %(default)s)")
-    add("--texts", type=Path, nargs="*", default=[], help="folders with .py, .md, .rst and .txt files that the target continues (default: Python's library)")
+    add(
+        "--texts",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="DIR",
+        help="folders of .py, .md, .rst and .txt files that the target continues (default: Python's library)",
+    )
     add("--prompts", type=int, default=24_000, metavar="N", help="how many prompts to make (%(default)s)")
-    add("--hours", type=float, default=1.0, help="how long the target writes (%(default)s); an empty file WORK/text/stop ends it")
-    add("--part", default="0/1", metavar="I/N", help="generate from every N-th prompt, beginning with the I-th (%(default)s)")
+    add(
+        "--hours",
+        type=float,
+        default=1.0,
+        help="the target writes so long (%(default)s) or until there is WORK/text/stop",
+    )
+    add("--part", default="0/1", metavar="I/N", help="generate from every N-th prompt, from the I-th on (%(default)s)")
     add("--rows", type=int, default=192, help="texts that are written at once (%(default)s)")
     add("--positions", type=int, default=512, help="longest text (%(default)s)")
     add("--answer", type=int, default=256, metavar="N", help="tokens of an answer at most (%(default)s)")
     add("--layers", help="the target's layers to begin with (default: first, middle and last)")
     add("--output-vocab", type=int, default=8192, metavar="N", help="output tokens of the draft (%(default)s)")
     add("--steps", type=int, help="training steps (default: four passes over the text)")
-    add("--batch", type=int, default=16, metavar="ROWS", help="rows of --positions tokens in a batch of one process (%(default)s)")
+    add("--batch", type=int, default=16, metavar="ROWS", help="rows of --positions tokens in a batch (%(default)s)")
     add("--matrix-rate", type=float, default=Plan.matrix_rate, help="learning rate of the matrices (%(default)s)")
     add("--temperature", type=float, default=Plan.temperature, help="temperature of the distillation (%(default)s)")
     add("--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints (%(default)s)")
@@ -90,8 +102,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def make_prompts(o: argparse.Namespace) -> None:
     """The stage ``prompts``."""
     tokenizer = load_tokenizer(o.target)
-    chat, folders = ChatTemplate.load(o.target, tokenizer), o.texts or [Path(sysconfig.get_paths()["stdlib"])]
-    made = prompts.build(chat, tokenizer, end_ids(o.target), folders, o.prompts, o.seed)
+    chat = ChatTemplate.load(o.target, tokenizer)
+    lists = subjects.topics(o.texts or [Path(sysconfig.get_paths()["stdlib"])])
+    made = prompts.build(chat, tokenizer, end_ids(o.target), lists, o.prompts, o.seed)
     kept = (p for p in made if len(p.ids) < o.positions // 2)
     print(f"{prompts.write(kept, o.work / 'prompts.jsonl'):,} prompts", flush=True)
 
@@ -139,8 +152,12 @@ def distil(o: argparse.Namespace) -> float:
 
 def describe(o: argparse.Namespace, draft: Draft, counts: Counts) -> None:
     """Write the card."""
-    texts, done = data.read(data.shards(o.work / "text")), json.loads((o.work / "trained.json").read_text(encoding="utf-8"))
-    facts = Facts(o.name or o.target.name, o.licence, o.command, o.layers, outputs(o, texts)[1], done["steps"], done["tokens"], own_parameters(o.target))
+    texts = data.read(data.shards(o.work / "text"))
+    done = json.loads((o.work / "trained.json").read_text(encoding="utf-8"))
+    facts = Facts(
+        o.name or o.target.name, o.licence, o.command, o.layers, outputs(o, texts)[1], done["steps"], done["tokens"],
+        own_parameters(o.target),
+    )  # fmt: skip
     (o.out / "MODEL_CARD.md").write_text(card(draft, texts, counts, facts), encoding="utf-8")
 
 

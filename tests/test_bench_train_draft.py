@@ -1,6 +1,7 @@
 """A draft is trained for a tiny target from prompts to model card, and each stage goes on from its files."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -25,15 +26,28 @@ def target(tmp_path_factory):
 def command(target, tmp_path_factory):
     texts = tmp_path_factory.mktemp("texts")
     (texts / "m.py").write_text("def f(x):\n    return x + 1\n\n\n" * 30)
-    sizes = ["--prompts", "40", "--rows", "8", "--positions", "64", "--answer", "12", "--output-vocab", "300", "--batch", "2"]
+    sizes = ["--prompts", "40", "--rows", "8", "--positions", "64", "--answer", "12", "--output-vocab", "300"]
     paths = ["--target", str(target), "--out", str(texts / "out"), "--texts", str(texts)]
-    return [*paths, *sizes, "--device", "cpu", "--save-every", "10", "--steps", "30", "--layers", "0,2"], texts / "out"
+    return [
+        *paths,
+        *sizes,
+        "--device",
+        "cpu",
+        "--save-every",
+        "10",
+        "--steps",
+        "30",
+        "--batch",
+        "2",
+        "--layers",
+        "0,2",
+    ], texts / "out"
 
 
 def test_the_loss_falls_and_the_directory_is_complete(command, target, capsys):
     flags, out = command
     train_draft.main(flags)
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines() if "loss " in line]
+    losses = [float(n) for n in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert losses[-1] < 0.9 * losses[0]
     config, weights = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
     assert config["num_hidden_layers"] == 2

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from .data import KINDS, Text
+from .decoder import KEPT
 from .net import Draft
 
 
@@ -28,41 +29,55 @@ def parameters(draft: Draft) -> int:
     return sum(w.numel() for w in draft.own_weights().values())
 
 
+def size_of(texts: list[Text]) -> str:
+    """How much the target wrote."""
+    return f"{sum(int(t.own.sum()) for t in texts):,} tokens in {len(texts):,} texts"
+
+
+def share_of(counts: dict[int, tuple[int, int]], kind: int) -> str:
+    """The agreement, and over how many places."""
+    same, places = counts.get(kind, (0, 0))
+    return f"{same / places:.3f} ({places:,})" if places else "-"
+
+
 def card(draft: Draft, texts: list[Text], counts: dict[int, tuple[int, int]], facts: Facts) -> str:
     """The text of ``MODEL_CARD.md``."""
-    own, width = parameters(draft), draft.net.shape.hidden_size
-    sizes = {held: (sum(t.held == held for t in texts), sum(int(t.own.sum()) for t in texts if t.held == held)) for held in (False, True)}
-    share = {k: "-" if not b else f"{a / b:.3f} ({b:,})" for k in range(6) for a, b in [counts.get(k, (0, 0))]}
-    lines = "\n".join(f"| {kind} | {share[i]} | {share[i + 3]} |" for i, kind in enumerate(KINDS))
+    shape, own, outputs = draft.net.shape, parameters(draft), len(draft.output_ids)
+    rows = [f"| {k} | {share_of(counts, i)} | {share_of(counts, i + len(KINDS))} |" for i, k in enumerate(KINDS)]
     return f"""# Draft for {facts.target}
 
-A model of {draft.net.shape.num_hidden_layers} layers that proposes tokens for speculative decoding with {facts.target}. It cannot be used
-without it: it has no embedding and no tokenizer of its own. Its input rows, and the {len(draft.output_ids):,} output rows for the ids in
-`output_ids`, are the target's embedding. `embed_probe` holds 16 rows of that embedding, by which another target is told.
+A model of {shape.num_hidden_layers} layers that proposes tokens for speculative decoding with {facts.target}.
+It is of no use without it: it has no embedding and no tokenizer. Its input rows are the target's embedding; its output
+rows are the {outputs:,} of them that belong to the token ids in `output_ids`. `embed_probe` holds 16 rows of
+the target's embedding, by which another target is told.
 
-Derived from {facts.target}; licence: {facts.licence}, as the target's.
+Derived from {facts.target}, and under the same licence: {facts.licence}.
 
 | parameters | |
 |---|---|
 | layers and last norm, in this file | {own:,} |
-| the same of the target, without its embedding | {facts.target_parameters:,} (share {own / facts.target_parameters:.4f}) |
-| output rows, shared with the target | {len(draft.output_ids) * width:,} |
+| the same of the target, without its embedding | {facts.target_parameters:,} |
+| share | {own / facts.target_parameters:.4f} |
+| output rows, the target's | {outputs * shape.hidden_size:,} |
 
 ## Training
 
-The layers began as the target's layers {", ".join(map(str, facts.layers))}. The target wrote {sizes[False][1]:,} tokens in {sizes[False][0]:,} texts:
-answers to questions of its own and to templates filled with topics, several turns, and continuations of prose and code; about half
-greedily, the rest at temperatures from 0.5 to 1. The draft learnt the target's distribution (its 24 likeliest tokens) at every
-token that the target wrote: {facts.steps:,} steps, {facts.tokens_seen:,} tokens with repetition and padding. The output ids cover {facts.coverage:.2%} of that text.
+The layers began as the target's layers {", ".join(map(str, facts.layers))}. The target wrote
+{size_of([t for t in texts if not t.held])}:
+answers to questions of its own and to forms filled with topics, some with a second question, and continuations of prose
+and code; about half of them greedily, the rest at temperatures from 0.5 to 1. The draft learnt the distribution of the
+target (its {KEPT} likeliest tokens) at every token that the target wrote, in {facts.steps:,} steps over
+{facts.tokens_seen:,} places, repetition and padding included. The output ids cover {facts.coverage:.2%} of what the target
+wrote.
 
     {shlex.join(facts.command)}
 
 ## Held-out agreement
 
-Share of places in texts for held-out prompts ({sizes[True][0]:,} texts, {sizes[True][1]:,} tokens that the target wrote) where draft and target
-find the same token likeliest; in brackets how many places.
+Share of places where draft and target find the same token likeliest, and in brackets how many places, in texts that the
+target wrote for held-out prompts ({size_of([t for t in texts if t.held])}).
 
 | kind | target greedy | target sampled |
 |---|---|---|
-{lines}
+{chr(10).join(rows)}
 """

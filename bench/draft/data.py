@@ -48,9 +48,13 @@ class Writer:
         path = self.folder / f"{self.name}-{self.number:05}.npz"
         with open(path.with_suffix(".part"), "wb") as file:
             np.savez(
-                file, tokens=np.array(self.tokens, np.int32), own=np.array(self.own), about=np.array(self.about, np.int32),
-                top_ids=np.array([ids for ids, _ in self.top], np.int32), top_logs=np.array([logs for _, logs in self.top], np.float16),
-            )  # fmt: skip
+                file,
+                tokens=np.array(self.tokens, np.int32),
+                own=np.array(self.own),
+                about=np.array(self.about, np.int32),
+                top_ids=np.array([ids for ids, _ in self.top], np.int32),
+                top_logs=np.array([logs for _, logs in self.top], np.float16),
+            )
         os.replace(path.with_suffix(".part"), path)
         self.number += 1
         self.clear()
@@ -104,7 +108,8 @@ def coverage(texts: list[Text], output_ids: np.ndarray) -> float:
     return float(np.isin(np.concatenate([t.ids[t.own] for t in texts]), output_ids).mean())
 
 
-def pack(texts: list[Text], output_ids: np.ndarray, vocabulary: int, length: int, rng: np.random.Generator) -> list[Packed]:
+def pack(texts: list[Text], output_ids: np.ndarray, vocabulary: int, length: int,
+         rng: np.random.Generator) -> list[Packed]:  # fmt: skip
     """The texts as rows of ``length`` tokens, several to a row: the long ones first, each where it fits."""
     place = np.full(vocabulary, -1, np.int64)
     place[output_ids] = np.arange(len(output_ids))
@@ -131,7 +136,10 @@ def pack(texts: list[Text], output_ids: np.ndarray, vocabulary: int, length: int
 def empty_row(length: int, kept: int) -> Packed:
     """A row without texts."""
     return {
-        "ids": np.zeros(length, np.int64), "texts": np.full(length, -1, np.int64), "weight": np.zeros(length, np.float32),
-        "top": np.full((length, kept), -1, np.int64), "logs": np.zeros((length, kept), np.float32),
+        "ids": np.zeros(length, np.int64),
+        "texts": np.full(length, -1, np.int64),
+        "weight": np.zeros(length, np.float32),
+        "top": np.full((length, kept), -1, np.int64),
+        "logs": np.zeros((length, kept), np.float32),
         "kind": np.full(length, -1),
-    }  # fmt: skip
+    }

@@ -58,7 +58,7 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest next tokens of every row, and their log-probabilities, after ``ids`` at the positions ``at``."""
+        """The likeliest tokens after ``ids`` at the positions ``at``, a row each, and their log-probabilities."""
         s, rows = self.shape, torch.arange(len(ids), device=ids.device)
         turn = self.cos[at][:, None, None], self.sin[at][:, None, None]
         sizes = s.num_attention_heads * s.head_dim, s.num_key_value_heads * s.head_dim

@@ -14,6 +14,8 @@ from bench.demo_pair.model import Llama
 
 from .net import Draft
 
+DROPPED = ("quantization_config", "dtype", "rope_parameters", "rope_scaling", "transformers_version")
+"""Keys of the target's configuration that its draft's does not have; the rotary base is under ``rope_theta``."""
 PROBES = 16
 """How many rows of the target's embedding are kept, so that another target can be told."""
 
@@ -27,7 +29,7 @@ def probe(embedding: torch.Tensor) -> torch.Tensor:
 def save(draft: Draft, target_config: dict[str, Any], ends: list[int], folder: Path) -> None:
     """Write the configuration and the weights; the weights' file is replaced at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {k: v for k, v in target_config.items() if not k.startswith("_") and k not in ("quantization_config", "dtype", "rope_parameters")}
+    config = {k: v for k, v in target_config.items() if not k.startswith("_") and k not in DROPPED}
     config |= {
         "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "tie_word_embeddings": True,
         "num_hidden_layers": draft.net.shape.num_hidden_layers, "eos_token_id": ends[0] if len(ends) == 1 else ends,

@@ -45,7 +45,7 @@ def generate(decoder: Decoder, prompts: Iterator[Prompt], out: Writer, ends: lis
             if row is None:
                 continue
             written += not row.given
-            if row.push(token, tops, logs, ends, turns, limits):
+            if row.push(token, (tops, logs), ends, turns, limits):
                 out.add(row)
                 rows[i] = None
         if step % 50 == 0:

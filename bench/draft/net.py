@@ -61,7 +61,7 @@ class Batch:
 
 
 def loss_of(draft: Draft, batch: Batch, temperature: float) -> Tensor:
-    """Cross entropy with the target's distribution at a temperature, both over the tokens that the draft's output has."""
+    """Cross entropy with the target's distribution at a temperature, both over the draft's output tokens."""
     used = (batch.weight > 0) & (batch.top[..., 0] >= 0)
     top, logs = batch.top[used], batch.logs[used]
     wanted = (logs / temperature).masked_fill(top < 0, -1e4).softmax(-1)

@@ -38,13 +38,15 @@ class Row:
         """That of the part being written."""
         return 1.0 if self.prompt.writes[self.part] == "user" else self.prompt.temperature
 
-    def push(self, token: int, ids: list[int], logprobs: list[float], ends: list[int], turns: Turns, limits: Limits) -> bool:
+    def push(
+        self, token: int, top: tuple[list[int], list[float]], ends: list[int], turns: Turns, limits: Limits
+    ) -> bool:
         """Take the token that was drawn, or the template's instead; returns whether the sequence is done."""
         if self.given:
             self.ids.append(self.given.pop(0))
             return len(self.ids) >= limits.positions
         self.own.append(len(self.ids))
-        self.top.append((ids, logprobs))
+        self.top.append(top)
         self.ids.append(token)
         self.length += 1
         writes = self.prompt.writes

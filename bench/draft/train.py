@@ -87,7 +87,7 @@ def batches(folder: Path, outputs: np.ndarray, vocabulary: int, plan: Plan, step
 
 def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
           write: Callable[[Draft, int, Counts], None]) -> float:  # fmt: skip
-    """Train from the checkpoint, if there is one; returns the last mean loss. ``write`` is called at each checkpoint."""
+    """Train from the checkpoint, if there is one, and call ``write`` at each; returns the last mean loss."""
     draft.to(device).train()
     vocabulary, outputs = draft.net.shape.vocab_size, draft.output_ids.cpu().numpy()
     optimizer, start, mean = Optimizer(draft, plan.matrix_rate, plan.rate), 0, 0.0
@@ -122,4 +122,5 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
 
 def table(counts: Counts) -> str:
     """Agreement per kind of text, in a line."""
-    return ", ".join(f"{data.KINDS[k % 3]} {'greedy' if k < 3 else 'sampled'} {a / b:.3f}" for k, (a, b) in sorted(counts.items()))
+    names = [f"{kind} {how}" for how in ("greedy", "sampled") for kind in data.KINDS]
+    return ", ".join(f"{names[k]} {same / places:.3f}" for k, (same, places) in sorted(counts.items()))
