@@ -95,8 +95,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--layers is a list such as 0,14,29 and --part a fraction such as 0/2")
     if not all(0 <= i < count for i in o.layers):
         parser.error(f"--layers: the target has the layers 0 to {count - 1}")
-    o.command = ["python", "-m", "bench.train_draft", *(sys.argv[1:] if argv is None else argv)]
+    o.command = command(sys.argv[1:] if argv is None else argv)
     return o
+
+
+def command(flags: Sequence[str]) -> list[str]:
+    """The command for the card: that of all stages in one process."""
+    left_out = {i + more for i, flag in enumerate(flags) if flag in ("--stages", "--part") for more in (0, 1)}
+    return ["python", "-m", "bench.train_draft", *(f for i, f in enumerate(flags) if i not in left_out)]
 
 
 def make_prompts(o: argparse.Namespace) -> None:

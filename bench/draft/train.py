@@ -42,6 +42,12 @@ def workers() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def say(words: str) -> None:
+    """Print, from the first worker only."""
+    if workers()[0] == 0:
+        print(words, flush=True)
+
+
 def agreed(files: list[Path]) -> list[Path]:
     """The first worker's list of files, for all: more may appear between two workers' looks."""
     if workers()[1] > 1:
@@ -79,7 +85,7 @@ def batches(folder: Path, outputs: np.ndarray, vocabulary: int, plan: Plan, step
         rows = data.pack(texts, outputs, vocabulary, plan.length, rng)
         order = rng.permutation(len(rows))
         tokens, own = sum(len(t.ids) for t in texts), sum(int(t.own.sum()) for t in texts)
-        print(f"a pass over {tokens:,} tokens, of which the target wrote {own:,}", flush=True)
+        say(f"a pass over {tokens:,} tokens, of which the target wrote {own:,}")
         order = np.resize(order, max(len(order), plan.rows * count))
         for first in range(0, len(order) - plan.rows * count + 1, plan.rows * count):
             yield collate([rows[i] for i in order[first + mine : first + plan.rows * count : count]])
@@ -109,13 +115,13 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
         mean = loss.item() if step == start else 0.9 * mean + 0.1 * loss.item()
         if step % 10 == 0:
             rate = (step + 1 - start) * plan.rows * plan.length / (time.monotonic() - began)
-            print(f"step {step}/{plan.steps}: loss {mean:.3f}, {rate:.0f} tokens a second", flush=True)
+            say(f"step {step}/{plan.steps}: loss {mean:.3f}, {rate:.0f} tokens a second")
         if workers()[0] == 0 and ((step + 1) % plan.save_every == 0 or step + 1 == plan.steps):
             state = {"draft": draft.own_weights(), "optimizer": optimizer.state(), "step": step + 1}
             torch.save(state, kept.with_suffix(".new"))
             os.replace(kept.with_suffix(".new"), kept)
             counts = agreement(draft, check, device)
-            print(f"step {step + 1}: held-out agreement {table(counts)}", flush=True)
+            say(f"step {step + 1}: held-out agreement {table(counts)}")
             write(draft, step + 1, counts)
     return mean
 
