@@ -90,7 +90,7 @@ def read(paths: list[Path]) -> list[Text]:
             tops = shard["top_ids"][first:last], shard["top_logs"][first:last]
             texts.append(Text(shard["tokens"][start : start + length], own, *tops, kind, bool(held), bool(greedy)))
             start, first = start + length, last
-    return texts
+    return [t for t in texts if len(t.top_ids)]
 
 
 def choose_outputs(texts: list[Text], vocabulary: int, count: int, always: list[int]) -> np.ndarray:

@@ -25,7 +25,7 @@ def generate(decoder: Decoder, prompts: Iterator[Prompt], out: Writer, ends: lis
     for step in range(1 << 62):
         free = [i for i, row in enumerate(rows) if row is None]
         if not dry and len(free) >= max(1, slots // 12):
-            fresh = [Row(p, list(p.ids)) for p, _ in zip(prompts, free, strict=False)]
+            fresh = [Row(p, list(p.ids)) for _, p in zip(free, prompts, strict=False)]
             dry = len(fresh) < len(free)
             if fresh:
                 decoder.prefill(free[: len(fresh)], [row.ids[:-1] for row in fresh])

@@ -30,7 +30,7 @@ class Row:
     given: list[int] = field(default_factory=list)
     """Template tokens that come before the next part."""
     own: list[int] = field(default_factory=list)
-    """The places of the tokens that the target wrote."""
+    """The places of the tokens that the target wrote, less those of questions: no draft has to foresee them."""
     top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     """The distribution that each of those was drawn from."""
 
@@ -45,11 +45,12 @@ class Row:
         if self.given:
             self.ids.append(self.given.pop(0))
             return len(self.ids) >= limits.positions
-        self.own.append(len(self.ids))
-        self.top.append(top)
+        writes = self.prompt.writes
+        if writes[self.part] != "user":
+            self.own.append(len(self.ids))
+            self.top.append(top)
         self.ids.append(token)
         self.length += 1
-        writes = self.prompt.writes
         if token in ends:
             self.part += 1
             if self.length < 2 or self.part == len(writes):

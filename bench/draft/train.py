@@ -114,7 +114,7 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
         optimizer.step(factor(step, plan))
         mean = loss.item() if step == start else 0.9 * mean + 0.1 * loss.item()
         if step % 10 == 0:
-            rate = (step + 1 - start) * plan.rows * plan.length / (time.monotonic() - began)
+            rate = (step + 1 - start) * plan.rows * workers()[1] * plan.length / (time.monotonic() - began)
             say(f"step {step}/{plan.steps}: loss {mean:.3f}, {rate:.0f} tokens a second")
         if workers()[0] == 0 and ((step + 1) % plan.save_every == 0 or step + 1 == plan.steps):
             state = {"draft": draft.own_weights(), "optimizer": optimizer.state(), "step": step + 1}
