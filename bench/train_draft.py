@@ -128,14 +128,15 @@ def make_text(o: argparse.Namespace) -> None:
 
 
 def outputs(o: argparse.Namespace, texts: list[data.Text]) -> tuple[np.ndarray, float]:
-    """The draft's output ids, chosen once, and the share of the text that they cover."""
+    """The draft's output ids, chosen once, and the share of the held-out text that they cover."""
     file, tokenizer = o.work / "output_ids.npy", load_tokenizer(o.target)
     size = read_config(o.target)["vocab_size"]
     if not file.exists():
         whole = [i for i in range(min(size, tokenizer.size)) if len(tokenizer.token_bytes(i)) == 1]
-        np.save(file, data.choose_outputs(texts, size, min(o.output_vocab, size), [*end_ids(o.target), *whole]))
+        known = [t for t in texts if not t.held]
+        np.save(file, data.choose_outputs(known, size, min(o.output_vocab, size), [*end_ids(o.target), *whole]))
     ids = np.load(file)
-    return ids, data.coverage(texts, ids)
+    return ids, data.coverage([t for t in texts if t.held] or texts, ids)
 
 
 def distil(o: argparse.Namespace) -> float:

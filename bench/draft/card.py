@@ -67,8 +67,8 @@ The target wrote {size_of([t for t in texts if not t.held])}:
 answers to questions of its own and to forms filled with topics, some with a second question, and continuations of prose
 and code; about half of them greedily, the rest at temperatures from 0.5 to 1. The draft learnt the distribution of the
 target (its {KEPT} likeliest tokens) at every token that the target wrote, in {facts.steps:,} steps over
-{facts.tokens_seen:,} places, repetition and padding included. Of what the target wrote
-the output ids cover {facts.coverage:.2%}.
+{facts.tokens_seen:,} places, repetition and padding included. Of the held-out
+text the output ids cover {facts.coverage:.2%}.
 
     {shlex.join(facts.command)}
 
