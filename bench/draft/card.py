@@ -26,7 +26,7 @@ class Facts:
 
 def parameters(draft: Draft) -> int:
     """Those that the draft has of its own."""
-    return sum(w.numel() for w in draft.own_weights().values())
+    return sum(w.numel() for w in draft.net.parameters() if w.requires_grad)
 
 
 def size_of(texts: list[Text]) -> str:
@@ -55,9 +55,10 @@ Derived from {facts.target}, and under the same licence: {facts.licence}.
 
 | parameters | |
 |---|---|
-| layers and last norm, in this file | {own:,} |
+| layers, in this file | {own:,} |
 | the same of the target, without its embedding | {facts.target_parameters:,} |
 | share | {own / facts.target_parameters:.4f} |
+| last norm, the target's, copied | {shape.hidden_size:,} |
 | output rows, the target's | {outputs * shape.hidden_size:,} |
 
 ## Training

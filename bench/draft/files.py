@@ -36,7 +36,7 @@ def save(draft: Draft, target_config: dict[str, Any], ends: list[int], folder: P
         "lychee_draft": {"shares_embedding": True, "output_vocab": len(draft.output_ids)},
     }  # fmt: skip
     write_json(folder / "config.json", config)
-    weights = {n: w.to("cpu", torch.bfloat16).contiguous() for n, w in draft.own_weights().items()}
+    weights = {n: w.to("cpu", torch.bfloat16).contiguous() for n, w in draft.written().items()}
     weights |= {"output_ids": draft.output_ids.cpu(), "embed_probe": probe(draft.net.embedding)}
     save_file(weights, folder / "model.new", metadata={"format": "pt"})
     (folder / "model.new").chmod(0o644)

@@ -29,8 +29,8 @@ def generate(decoder: Decoder, prompts: Iterator[Prompt], out: Writer, ends: lis
             dry = len(fresh) < len(free)
             if fresh:
                 decoder.prefill(free[: len(fresh)], [row.ids[:-1] for row in fresh])
-            for i, row in zip(free, fresh, strict=False):
-                rows[i] = row
+            for i, begun in zip(free, fresh, strict=False):
+                rows[i] = begun
         live = [row for row in rows if row is not None]
         if not live or time.monotonic() - began > seconds or (step % 16 == 0 and stop.exists()):
             break

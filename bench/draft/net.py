@@ -12,7 +12,7 @@ from bench.demo_pair.model import Llama
 
 
 class Draft(nn.Module):
-    """Layers and last norm are trained; embedding and output rows are the target's and stay as they are."""
+    """Only the layers are trained: embedding, output rows and the norm before them stay the target's."""
 
     output_ids: Tensor
     head: Tensor
@@ -29,6 +29,7 @@ class Draft(nn.Module):
         self.net.cos, self.net.sin = target.cos, target.sin
         self.net.requires_grad_(True)
         self.net.embedding.requires_grad_(False)
+        self.net.model["norm"].requires_grad_(False)
         self.register_buffer("output_ids", output_ids, persistent=False)
         self.register_buffer("head", target.embedding.detach()[output_ids].float(), persistent=False)
 
@@ -36,8 +37,8 @@ class Draft(nn.Module):
         """Logits over the kept output ids."""
         return F.linear(self.net.hidden(ids, texts=texts), self.head)
 
-    def own_weights(self) -> dict[str, Tensor]:
-        """What belongs to the draft alone."""
+    def written(self) -> dict[str, Tensor]:
+        """The weights of its file, those of its layers and a copy of the target's last norm."""
         return {n: w.detach() for n, w in self.net.state_dict().items() if "embed_tokens" not in n}
 
 

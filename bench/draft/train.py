@@ -117,7 +117,7 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
             rate = (step + 1 - start) * plan.rows * workers()[1] * plan.length / (time.monotonic() - began)
             say(f"step {step}/{plan.steps}: loss {mean:.3f}, {rate:.0f} tokens a second")
         if workers()[0] == 0 and ((step + 1) % plan.save_every == 0 or step + 1 == plan.steps):
-            state = {"draft": draft.own_weights(), "optimizer": optimizer.state(), "step": step + 1}
+            state = {"draft": draft.written(), "optimizer": optimizer.state(), "step": step + 1}
             torch.save(state, kept.with_suffix(".new"))
             os.replace(kept.with_suffix(".new"), kept)
             counts = agreement(draft, check, device)
