@@ -2,9 +2,9 @@
 
     python -m bench.equals_transformers FILE.gguf [--prompts 10] [--max-tokens 100] [--json FILE]
 
-Needs the packages transformers, accelerate and gguf. Prompts are questions under the file's chat template. Where the texts part,
-`margin` is transformers' logit of its own token less that of lychee's: below 1e-3 the two are a near tie, which
-rounding decides. `none` are the weights as floats, `file` as the file has them.
+Needs the packages transformers, accelerate and gguf. Prompts are questions under the file's chat template. Where the
+texts part, `margin` is transformers' logit of its own token less that of lychee's: below 1e-3 the two are a near tie,
+which rounding decides. `none` are the weights as floats, `file` as the file has them.
 """
 
 from __future__ import annotations
