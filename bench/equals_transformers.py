@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,16 @@ def transformers_model(file: Path) -> Any:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise ImportError(f"needs the packages transformers, accelerate and gguf: {error}") from error
-    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # texts go on past their ends, as lychee's do here
+    return model
 
 
 @torch.inference_mode()
-def continuation(model: Any, prompt: Sequence[int], most: int, eos_ids: frozenset[int]) -> list[int]:
-    """Greedy tokens, the end of the text included."""
+def continuation(model: Any, prompt: Sequence[int], length: int) -> list[int]:
+    """Greedy tokens."""
     ids = torch.tensor([list(prompt)], device=model.device)
-    settings = {"do_sample": False, "max_new_tokens": most, "repetition_penalty": 1.0}
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=sorted(eos_ids), **settings)
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=length)
     return made[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
 
@@ -87,24 +88,24 @@ def margin(model: Any, tokens: Sequence[int], theirs: int, ours: int) -> float:
 
 def compare(args: argparse.Namespace) -> Iterator[Found]:
     model = transformers_model(args.file)
+    params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
     expected: dict[int, list[int]] = {}
     for weights in args.weights:
         llm = LLM(args.file, target_quant=None if weights == OWN else weights, max_num_seqs=1, device="cpu")
-        eos_ids = llm.target.config.eos_token_ids
         for number, question in enumerate(PROMPTS[: args.prompts]):
             prompt = llm.encode_chat([{"role": "user", "content": question}])
-            (output,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=args.max_tokens), native=True)
-            ours = [*output.outputs[0].token_ids]
+            ours = llm.generate([prompt], params, native=True)[0].outputs[0].token_ids
             if number not in expected:
-                expected[number] = continuation(model, prompt, args.max_tokens, eos_ids)
-            theirs = [token for token in expected[number] if token not in eos_ids or token in ours]
-            differing = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
-            if not differing:
-                yield Found(weights, question, min(len(ours), len(theirs)))
-                continue
-            at, spelled = differing[0], llm.tokenizer.token_string
-            gap = margin(model, [*prompt, *theirs[:at]], theirs[at], ours[at])
-            yield Found(weights, question, len(theirs), at, spelled(ours[at]), spelled(theirs[at]), gap)
+                expected[number] = continuation(model, prompt, args.max_tokens)
+            theirs, found = expected[number], Found(weights, question, len(ours))
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+            if at is not None:
+                gap = margin(model, [*prompt, *theirs[:at]], theirs[at], ours[at])
+                spelled = llm.tokenizer.token_string
+                found = replace(
+                    found, first_differing=at, ours=spelled(ours[at]), theirs=spelled(theirs[at]), margin=gap
+                )
+            yield found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
