@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from . import __version__, get, run
+from . import __version__, get, quantize_cli, run
 
-COMMANDS = {"run": (run.main, run.__doc__), "get": (get.main, get.__doc__)}
+COMMANDS = {
+    "run": (run.main, run.__doc__),
+    "get": (get.main, get.__doc__),
+    "quantize": (quantize_cli.main, quantize_cli.__doc__),
+}
 
 
 def main() -> int:

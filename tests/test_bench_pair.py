@@ -1,12 +1,21 @@
 """The benches of a model pair run, and what they report is what happened."""
 
 import json
+import math
+import sys
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import acceptance, cpu_pair, rows
+from bench import acceptance, cpu_pair, equals_transformers, quality, rows
+from bench.perplexity import Windows, losses, perplexity
 from lychee.kernels import OPS
+from lychee.models.batch import Batch
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+from lychee.models.tokenizer_files import load_tokenizer
 from tests.factory import make_model_dir
 
 
@@ -61,3 +70,59 @@ def test_the_pair_is_decoded_by_the_references_natively_and_speculatively(pair, 
     assert called > 0
     OPS["swiglu"](torch.ones(1, 2), torch.ones(1, 2))
     assert len(calls) == called
+
+
+def test_quality_is_measured_by_format_cache_and_pair(pair, tmp_path):
+    (tmp_path / "text.txt").write_text("Hello world. The quick brown fox jumps over the lazy dog. " * 9)
+    (tmp_path / "stories.txt").write_text("Once upon a time\n")
+    flags = ["--text", str(tmp_path / "text.txt"), "--prompt-file", str(tmp_path / "stories.txt"), "--max-tokens", "6"]
+    flags += ["--window", "33", "--max-windows", "3", "--formats", "file", "int8", "int4-g64"]
+    quality.main([*pair, *flags, "--json", str(tmp_path / "out.json")])
+    record = json.loads((tmp_path / "out.json").read_text())
+    found = {(row["weights"], row.get("kv_cache")): row for row in record["perplexity"]}
+    assert found.keys() == {*product(("none", "file", "int8"), ("auto", "int8")), ("int4-g64", None)}
+    assert "in_features" in found["int4-g64", None]["refused"]
+    assert found["file", "auto"]["over_floats"] == 0.0
+    assert 0 < abs(found["int8", "auto"]["over_floats"]) < 0.05
+    assert [(row["target"], row["draft"]) for row in record["acceptance"][::2]] == list(quality.PAIRS)
+    assert all(row["acceptance_rate"] == 1.0 for row in record["acceptance"] if row["target"] == row["draft"])
+
+
+def test_perplexity_is_that_of_logits_computed_together(pair):
+    """Every token but a window's first is predicted once, from those before it in the window."""
+    model = Llama.load(pair[1])
+    windows = Windows.of(load_tokenizer(Path(pair[1])), "Hello world, how many lychees are there?", 9, None)
+    assert windows.skipped == 1
+    assert all(window[0] == 1 and len(window) == 9 for window in windows.tokens)
+    kv = KVCache.allocate(model.config, 1, 16, torch.float32, "cpu")
+    expected = []
+    for window in windows.tokens:
+        logits = model.forward(Batch.prefill([window], [0], [[0]], 16), kv).double().log_softmax(-1)
+        expected.append(-sum(float(logits[i, window[i + 1]]) for i in range(8)) / 8)
+    assert losses(model, windows, None, torch.device("cpu")) == pytest.approx(expected, rel=1e-5)
+    assert perplexity(expected) == pytest.approx(math.exp(sum(expected) / len(expected)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (["--formats", "int3"], "quantisation format is 'int3'"),
+        (["--window", "1"], "--window must be at least 2"),
+        (["--window", "99999"], "must be at most the model's 256"),
+        (["--text", "nowhere.txt"], "No such file"),
+        (["--text", "EMPTY"], "does not fill a window of 256 tokens"),
+    ],
+)
+def test_quality_refuses_in_a_sentence(pair, bad, message, capsys, tmp_path):
+    (tmp_path / "empty").write_text("short")
+    with pytest.raises(SystemExit):
+        quality.main([*pair, *(str(tmp_path / "empty") if part == "EMPTY" else part for part in bad)])
+    assert message in capsys.readouterr().err
+
+
+def test_the_comparison_with_transformers_says_what_it_needs(tmp_path, capsys, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(SystemExit):
+        equals_transformers.main([str(tmp_path / "model.gguf")])
+    assert "needs the packages transformers, accelerate and gguf" in capsys.readouterr().err

@@ -53,7 +53,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, s.hidden_size, bias=False)
 
     def forward(self, y: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, i: int) -> Tensor:
-        (rows, new, _), at = y.shape, mask.shape[1] - mask.shape[0]
+        (rows, new, _), at = y.shape, mask.shape[-1] - mask.shape[-2]
         q = self.q_proj(y).view(rows, new, self.heads, self.size).transpose(1, 2)
         k = self.k_proj(y).view(rows, new, self.kv, self.size).transpose(1, 2)
         v = self.v_proj(y).view(rows, new, self.kv, self.size).transpose(1, 2)
@@ -123,14 +123,28 @@ class Llama(nn.Module):
 
     def forward(self, ids: Tensor, cache: Cache | None = None, at: int = 0) -> Tensor:
         """Logits of every position; with a cache, ``ids`` stand at the positions from ``at`` on."""
+        return F.linear(self.hidden(ids, cache, at), self.embedding)
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None, at: int = 0, texts: Tensor | None = None) -> Tensor:
+        """What the output matrix is applied to: the last layer's output, normed.
+
+        ``texts``, numbers like ``ids``, tell apart the texts of a row, one after another: none sees another, and each
+        begins at position 0. They go without a cache.
+        """
         new = ids.shape[1]
         mask = torch.full((new, at + new), float("-inf"), device=ids.device).triu(at + 1)
         turn = self.cos[at : at + new], self.sin[at : at + new]
+        if texts is not None:
+            other = texts[:, :, None] != texts[:, None]
+            mask = mask.masked_fill(other, float("-inf")).repeat_interleave(self.shape.num_key_value_heads, 0)[:, None]
+            places = torch.arange(new, device=ids.device) - (other.int().argmin(-1))
+            turn = self.cos[places][:, None], self.sin[places][:, None]
         x = F.embedding(ids, self.embedding)
         for i, layer in enumerate(self.model["layers"]):  # type: ignore[arg-type, var-annotated]
             x = x + layer.self_attn(layer.input_layernorm(x), turn, mask, cache, i)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return F.linear(self.model["norm"](x), self.embedding)
+        out: Tensor = self.model["norm"](x)
+        return out
 
     @property
     def embedding(self) -> Tensor:

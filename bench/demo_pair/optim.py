@@ -24,7 +24,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, matrix_rate: float = 0.02, rate: float = 3e-3, decay: float = 0.05) -> None:
         self.matrix_rate, self.rate, self.decay = matrix_rate, rate, decay
-        named = list(model.named_parameters())
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self.matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
         self.others = [p for n, p in named if p.ndim != 2 or "embed" in n]
         self.mean = [torch.zeros_like(p) for p in self.matrices + self.others]

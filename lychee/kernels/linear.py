@@ -98,6 +98,39 @@ def lm_head_cost(x: Tensor, weight: Tensor) -> Cost:
 
 
 @triton.jit
+def widened(scales, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, PER_GROUP: tl.constexpr):
+    """[BLOCK_N, GROUPS] with every column PER_GROUP times."""
+    return tl.reshape(tl.broadcast_to(scales[:, :, None], (BLOCK_N, GROUPS, PER_GROUP)), (BLOCK_N, GROUPS * PER_GROUP))
+
+
+@triton.jit
+def _weight_tile(
+    weight_ptr,
+    scales_ptr,
+    offs_n,
+    mask_n,
+    start,
+    in_features,
+    DTYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_K] in DTYPE. Scales of groups are applied, and BLOCK_K then divides in_features."""
+    offs_k = start + tl.arange(0, BLOCK_K)
+    at = weight_ptr + offs_n[:, None] * in_features + offs_k[None, :]
+    if GROUP == 0:
+        weight = tl.load(at, mask=mask_n[:, None] & (offs_k < in_features)[None, :], other=0)
+    else:
+        offs_g = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        scales_at = scales_ptr + offs_n[:, None] * (in_features // GROUP) + offs_g[None, :]
+        scales = tl.load(scales_at, mask=mask_n[:, None], other=0.0).to(tl.float32)
+        weight = tl.load(at, mask=mask_n[:, None], other=0).to(tl.float32)
+        weight = weight * widened(scales, BLOCK_N, BLOCK_K // GROUP, GROUP)
+    return weight.to(DTYPE)
+
+
+@triton.jit
 def _dot_tile(acc, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
     """acc [BLOCK_N, BLOCK_M] plus weight [BLOCK_N, BLOCK_K] times one row tile's features, transposed."""
     offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -108,21 +141,23 @@ def _dot_tile(acc, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M:
 
 
 @triton.jit
-def _store_tile(y_ptr, acc, bias, tile, offs_n, num_tokens, out_features, BLOCK_M: tl.constexpr):
+def store_tile(y_ptr, acc, bias, tile, offs_n, num_tokens, out_features, BLOCK_M: tl.constexpr):
     offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = (offs_m < num_tokens)[None, :] & (offs_n < out_features)[:, None]
     tl.store(y_ptr + offs_m[None, :] * out_features + offs_n[:, None], acc + bias[:, None], mask=mask)
 
 
 @kernel(do_not_specialize=["num_tokens"])
-def _linear_decode_kernel(
+def linear_kernel(
     y_ptr,  # [num_tokens, out_features]
     x_ptr,  # [num_tokens, in_features]
     weight_ptr,  # [out_features, in_features]
+    scales_ptr,  # of int8 weights, [out_features, in_features / GROUP], or [out_features] for GROUP 0; else None
     bias_ptr,  # [out_features] or None
     num_tokens,
     out_features,
     in_features,
+    GROUP: tl.constexpr,
     ROW_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -137,11 +172,12 @@ def _linear_decode_kernel(
     acc_2 = acc_0
     acc_3 = acc_0
     for start in range(0, in_features, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        mask = mask_n[:, None] & (offs_k < in_features)[None, :]
         # The weight is the A operand: its many rows fill the tensor core, the few tokens are the narrow side. Tokens go
         # by dots of one shape, whatever their number, so that a row is summed alike in any batch.
-        weight = tl.load(weight_ptr + offs_n[:, None] * in_features + offs_k[None, :], mask=mask, other=0.0)
+        dtype = x_ptr.dtype.element_ty
+        weight = _weight_tile(
+            weight_ptr, scales_ptr, offs_n, mask_n, start, in_features, dtype, GROUP, BLOCK_N, BLOCK_K
+        )
         acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
         if ROW_TILES > 1:
             acc_1 = _dot_tile(acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
@@ -151,12 +187,18 @@ def _linear_decode_kernel(
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    _store_tile(y_ptr, acc_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
+    if GROUP == 0 and scales_ptr is not None:  # a scale per row multiplies the sums
+        scale = tl.load(scales_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+        acc_0 *= scale
+        acc_1 *= scale
+        acc_2 *= scale
+        acc_3 *= scale
+    store_tile(y_ptr, acc_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
     if ROW_TILES > 1:
-        _store_tile(y_ptr, acc_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
+        store_tile(y_ptr, acc_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
     if ROW_TILES > 2:
-        _store_tile(y_ptr, acc_2, bias, tile + 2, offs_n, num_tokens, out_features, BLOCK_M)
-        _store_tile(y_ptr, acc_3, bias, tile + 3, offs_n, num_tokens, out_features, BLOCK_M)
+        store_tile(y_ptr, acc_2, bias, tile + 2, offs_n, num_tokens, out_features, BLOCK_M)
+        store_tile(y_ptr, acc_3, bias, tile + 3, offs_n, num_tokens, out_features, BLOCK_M)
 
 
 @kernel
@@ -206,14 +248,16 @@ def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         config = decode_config(out_features, weight.dtype)
         row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    _linear_decode_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
+    linear_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
         y,
         x,
         weight,
+        None,
         bias,
         num_tokens,
         out_features,
         in_features,
+        0,
         row_tiles,
         config.block_m,
         config.block_n,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from . import sizes
 from .kernel import kernel
-from .linear import _store_tile, cpu_config
-from .linear_int8 import block_k, gpu_config, widened
+from .linear import cpu_config, store_tile, widened
+from .linear_int8 import block_k, gpu_config
 from .op import op
 from .quantized import RUN, dequantize, group_size, sample_int4
 from .sizes import cdiv
@@ -178,9 +178,9 @@ def _linear_int4_kernel(
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    _store_tile(y_ptr, low_0 + high_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
+    store_tile(y_ptr, low_0 + high_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
     if ROW_TILES > 1:
-        _store_tile(y_ptr, low_1 + high_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
+        store_tile(y_ptr, low_1 + high_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
 
 
 def _launch(y: Tensor, x: Tensor, weight: Int4Weight, bias: Tensor | None, prefill: bool = False) -> None:

@@ -1,7 +1,6 @@
 """Linear layers over int8 weights, for any number of rows: decode class, prefill and the language-model head.
 
-Weights become numbers of x's dtype in registers and meet x in fp32 sums. A scale per row multiplies the sum, scales of
-groups multiply the weights.
+The kernel is that of dense weights. A scale per row multiplies the sum, scales of groups multiply the weights.
 """
 
 from __future__ import annotations
@@ -10,13 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from . import sizes
-from .kernel import kernel
-from .linear import Config, _dot_tile, _store_tile, cpu_config
+from .linear import Config, cpu_config, linear_kernel
 from .op import op
 from .quantized import dequantize, group_size, sample_int8
 from .sizes import cdiv
@@ -75,72 +71,6 @@ def _cost(x: Tensor, weight: Int8Weight, item: int, more: int) -> Cost:
     return Cost(flops=2 * num_tokens * in_features * out_features, bytes=moved)
 
 
-@triton.jit
-def widened(scales, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, PER_GROUP: tl.constexpr):
-    """[BLOCK_N, GROUPS] with every column PER_GROUP times."""
-    return tl.reshape(tl.broadcast_to(scales[:, :, None], (BLOCK_N, GROUPS, PER_GROUP)), (BLOCK_N, GROUPS * PER_GROUP))
-
-
-@kernel(do_not_specialize=["num_tokens"])
-def _linear_int8_kernel(
-    y_ptr,  # [num_tokens, out_features]
-    x_ptr,  # [num_tokens, in_features]
-    values_ptr,  # [out_features, in_features]
-    scales_ptr,  # [out_features, in_features / GROUP], or [out_features]
-    bias_ptr,  # [out_features] or None
-    num_tokens,
-    out_features,
-    in_features,
-    GROUP: tl.constexpr,
-    ROW_TILES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    # As the kernel of dense weights, see linear.py.
-    tile = tl.program_id(0) * ROW_TILES
-    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = offs_n < out_features
-    acc_0 = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    acc_1 = acc_0
-    acc_2 = acc_0
-    acc_3 = acc_0
-    for start in range(0, in_features, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        at = values_ptr + offs_n[:, None] * in_features + offs_k[None, :]
-        if GROUP == 0:
-            values = tl.load(at, mask=mask_n[:, None] & (offs_k < in_features)[None, :], other=0)
-            weight = values.to(x_ptr.dtype.element_ty)
-        else:  # BLOCK_K divides in_features
-            values = tl.load(at, mask=mask_n[:, None], other=0)
-            offs_g = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
-            scales_at = scales_ptr + offs_n[:, None] * (in_features // GROUP) + offs_g[None, :]
-            scales = tl.load(scales_at, mask=mask_n[:, None], other=0.0).to(tl.float32)
-            weight = values.to(tl.float32) * widened(scales, BLOCK_N, BLOCK_K // GROUP, GROUP)
-            weight = weight.to(x_ptr.dtype.element_ty)
-        acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
-        if ROW_TILES > 1:
-            acc_1 = _dot_tile(acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
-        if ROW_TILES > 2:
-            acc_2 = _dot_tile(acc_2, weight, x_ptr, tile + 2, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
-            acc_3 = _dot_tile(acc_3, weight, x_ptr, tile + 3, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
-    bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    if GROUP == 0:
-        scale = tl.load(scales_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
-        acc_0 *= scale
-        acc_1 *= scale
-        acc_2 *= scale
-        acc_3 *= scale
-    _store_tile(y_ptr, acc_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
-    if ROW_TILES > 1:
-        _store_tile(y_ptr, acc_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
-    if ROW_TILES > 2:
-        _store_tile(y_ptr, acc_2, bias, tile + 2, offs_n, num_tokens, out_features, BLOCK_M)
-        _store_tile(y_ptr, acc_3, bias, tile + 3, offs_n, num_tokens, out_features, BLOCK_M)
-
-
 def block_k(in_features: int, largest: int) -> int:
     """A power of two from 32 that divides in_features, which is a multiple of 32."""
     return min(largest, in_features & -in_features)
@@ -167,7 +97,7 @@ def _launch(y: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None, prefi
         tiles = cdiv(num_tokens, config.block_m)
         row_tiles = 1 if prefill else min(4, sizes.next_power_of_2(tiles))
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    _linear_int8_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
+    linear_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
         y,
         x,
         weight.values,

@@ -148,16 +148,36 @@ def _rope_store_kernel(
         slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
         row = (token * num_kv_heads + kv_head) * head_dim
         mask_d = mask_d & (slot >= 0)
-        first, second = _rotated(k_ptr + row, cos, sin, offs_d, half, mask_d)
+        key_first, key_second = _rotated(k_ptr + row, cos, sin, offs_d, half, mask_d)
         # Rounded to what the row is in before any scale is taken, as an unfused rotation would be.
-        first, second = first.to(k_ptr.dtype.element_ty), second.to(k_ptr.dtype.element_ty)
+        key_first, key_second = key_first.to(k_ptr.dtype.element_ty), key_second.to(k_ptr.dtype.element_ty)
         _store_cached(
-            k_cache_ptr, slot, kv_head, first, second, num_kv_heads, head_dim, cache_width, offs_d, half, mask_d
+            k_cache_ptr,
+            slot,
+            kv_head,
+            key_first,
+            key_second,
+            num_kv_heads,
+            head_dim,
+            cache_width,
+            offs_d,
+            half,
+            mask_d,
         )
-        first = tl.load(v_ptr + row + offs_d, mask=mask_d, other=0.0)
-        second = tl.load(v_ptr + row + half + offs_d, mask=mask_d, other=0.0)
+        value_first = tl.load(v_ptr + row + offs_d, mask=mask_d, other=0.0)
+        value_second = tl.load(v_ptr + row + half + offs_d, mask=mask_d, other=0.0)
         _store_cached(
-            v_cache_ptr, slot, kv_head, first, second, num_kv_heads, head_dim, cache_width, offs_d, half, mask_d
+            v_cache_ptr,
+            slot,
+            kv_head,
+            value_first,
+            value_second,
+            num_kv_heads,
+            head_dim,
+            cache_width,
+            offs_d,
+            half,
+            mask_d,
         )
 
 

@@ -20,7 +20,7 @@ from .packed_checkpoint import PackedCheckpoint
 from .packed_weights import int4_weight, run_groups
 from .tensor_source import QuantizedWeight
 
-PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the columns within their int32
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the columns within their int32
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,16 @@ class AWQLayout:
         }
 
     def convert(self, where: str, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        scales = parts["scales"]
-        q, zeros = (_columns(parts[part])[:, : scales.shape[1]] for part in ("qweight", "qzeros"))
-        g_idx = torch.arange(len(q)) // self.group(len(q))
-        return int4_weight(q.T.contiguous(), scales, zeros.short(), run_groups(where, g_idx, len(scales)))
+        scales, out_features = parts["scales"], parts["scales"].shape[1]
+        q, zeros = (_rows(parts[part])[:out_features] for part in ("qweight", "qzeros"))
+        g_idx = torch.arange(q.shape[1]) // self.group(q.shape[1])
+        return int4_weight(q, scales, zeros.T.short(), run_groups(where, g_idx, len(scales)))
 
 
-def _columns(packed: Tensor) -> Tensor:
-    """uint8 [rows, 8 * columns] of int32 [rows, columns]."""
-    octets = packed.contiguous().view(torch.uint8).view(*packed.shape, 4)
-    stored = torch.stack([octets & 15, octets >> 4], dim=-1).flatten(2)
-    return stored[:, :, PLACES].flatten(1)
+def _rows(packed: Tensor) -> Tensor:
+    """uint8 [8 * columns, rows] of int32 [rows, columns]."""
+    words = packed.T.contiguous()
+    return torch.stack([(words >> 4 * place & 15).to(torch.uint8) for place in PLACES], dim=1).flatten(0, 1)
 
 
 def open_awq(path: Path, settings: Mapping[str, Any], config_values: Mapping[str, Any]) -> PackedCheckpoint:

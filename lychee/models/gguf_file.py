@@ -24,7 +24,7 @@ from .gguf_header import ByteReader, shown
 
 VERSIONS = (2, 3)
 KEY_BYTES, NAME_BYTES, MAX_DIMS = 65535, 64, 4  # the format's limits
-MIN_KEY_BYTES, MIN_TENSOR_BYTES = 13, 32  # no pair, and no tensor info, is shorter
+MAX_THINGS = 1 << 16  # keys, and tensors, of a believable file
 DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 16
 
 
@@ -58,7 +58,7 @@ class GGUFFile:
             reader = ByteReader(path, stream, size)
             num_tensors, num_keys = _start(reader)
             metadata = _metadata(reader, num_keys)
-            infos = [_info(reader) for _ in range(reader.count("tensor count", num_tensors, MIN_TENSOR_BYTES))]
+            infos = [_info(reader) for _ in range(_count(reader, "tensor", num_tensors))]
         _check_whole(path, metadata)
         alignment = _alignment(path, metadata)
         data_start = -(-reader.at // alignment) * alignment
@@ -96,9 +96,15 @@ def _start(reader: ByteReader) -> tuple[int, int]:
     return reader.integer("tensor count", 8), reader.integer("key count", 8)
 
 
+def _count(reader: ByteReader, what: str, given: int) -> int:
+    if given > MAX_THINGS:
+        raise ModelError(f"{reader.path}: {what} count is {given}, may be at most {MAX_THINGS}")
+    return given
+
+
 def _metadata(reader: ByteReader, num_keys: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
-    for _ in range(reader.count("key count", num_keys, MIN_KEY_BYTES)):
+    for _ in range(_count(reader, "key", num_keys)):
         key = reader.text("key", KEY_BYTES)
         if key in metadata:
             raise ModelError(f"{reader.path} gives {shown(key)} twice")

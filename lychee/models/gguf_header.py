@@ -61,15 +61,6 @@ class ByteReader:
     def integer(self, what: str, num_bytes: int) -> int:
         return int.from_bytes(self.take(num_bytes, what), "little")
 
-    def count(self, what: str, given: int, least_bytes: int) -> int:
-        """`given`, if so many things of at least so many bytes can follow."""
-        if given * least_bytes > self.left:
-            raise ModelError(
-                f"{self.path}: {what} is {given}, may be at most {self.left // least_bytes} in the {self.left} bytes "
-                "that the header may still have"
-            )
-        return given
-
     def text(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
         if (length := self.integer(what, 8)) > most:
             raise ModelError(f"{self.path}: {what} has {length} bytes, may have at most {most}")
@@ -90,7 +81,6 @@ class ByteReader:
             raise ModelError(f"{self.path}: {what} is an array of arrays, must be one of strings or numbers")
         if kind is not GGUFValueType.STRING:
             return self._numbers(what, kind, length)
-        self.count(f"length of {what}", length, 8)
         return self._texts(what, length)
 
     def _texts(self, what: str, length: int) -> list[str]:

@@ -77,18 +77,18 @@ class GPTQLayout:
         """Raises ModelError where g_idx or the zeros have no place in lychee's weights."""
         scales = parts["scales"]
         q, zeros = self.unpack(parts["qweight"], parts["qzeros"], scales.shape[1])
-        g_idx = self.groups(parts, len(q))
+        g_idx = self.groups(parts, q.shape[1])
         if self.bits == 4:
             if bool((zeros == 16).any()):
                 raise ModelError(f"{where}.qzeros has the zero 16, must be from 0 to 15: its writer let one overflow")
-            return int4_weight(q.T.contiguous(), scales, zeros, run_groups(where, g_idx, len(scales)))
+            return int4_weight(q, scales, zeros, run_groups(where, g_idx, len(scales)))
         if found := sorted({int(zero) for zero in torch.unique(zeros).tolist()} - {128}):
             raise ModelError(
                 f"{where}.qzeros has the zero {found[0]}, must be 128 for 8 bits: symmetric, and stored as "
                 f"checkpoint_format says ({FORMATS[1 - self.zero_offset]})"
             )
         runs = torch.zeros(1, dtype=torch.long) if len(scales) == 1 else run_groups(where, g_idx, len(scales), (32,))
-        return int8_weight(q.T.contiguous(), scales, runs)
+        return int8_weight(q, scales, runs)
 
     def groups(self, parts: Mapping[str, Tensor], in_features: int) -> Tensor:
         """Each element's group [in_features]. A g_idx of zeros alone stands for neighbours, as a missing one does."""
@@ -97,8 +97,8 @@ class GPTQLayout:
         return torch.arange(in_features) // self.group(in_features)
 
     def unpack(self, qweight: Tensor, qzeros: Tensor, out_features: int) -> tuple[Tensor, Tensor]:
-        """q, uint8 [in_features, out_features], and zeros, int16 [num_groups, out_features]."""
-        q = _numbers(qweight, self.bits).transpose(1, 2).flatten(0, 1)
+        """q, uint8 [out_features, in_features], and zeros, int16 [num_groups, out_features]."""
+        q = _numbers(qweight.T, self.bits).flatten(1)
         if self.carries:
             qzeros = qzeros + (0x11111111 if self.bits == 4 else 0x01010101)
         zeros = _numbers(qzeros, self.bits).flatten(1)[:, :out_features].short()
@@ -124,10 +124,10 @@ def open_gptq(path: Path, settings: Mapping[str, Any], config_values: Mapping[st
     opened = PackedCheckpoint.open(path, layout, config_values)
     mean = mean_offset(opened, layout) if layout.bits == 4 else 0.0
     if abs(mean) > 0.5:
-        says, fits = (FORMATS[1 - layout.zero_offset], FORMATS[layout.zero_offset])
+        named = "checkpoint_format" in settings or "format" in settings
         raise ModelError(
-            f"{where}.checkpoint_format is {says}, or missing, which puts the mean weight {mean:.1f} steps from 0; "
-            f"it must be the convention that the zeros were stored in, probably {fits}"
+            f"{where}.checkpoint_format is {'' if named else 'missing, so '}{FORMATS[1 - layout.zero_offset]}, which "
+            f"puts the mean weight {abs(mean):.1f} steps from 0: the zeros were stored as {FORMATS[layout.zero_offset]}"
         )
     return opened
 
@@ -147,7 +147,7 @@ def mean_offset(opened: PackedCheckpoint, layout: GPTQLayout) -> float:
         where = f"{opened.path}: {stored['qweight'].removesuffix('.qweight')}"
         words = -(-columns * layout.bits // 32)
         q, zeros = layout.unpack(parts["qweight"][:, :columns], parts["qzeros"][:, :words], columns)
-        runs = run_groups(where, layout.groups(parts, len(q)), len(zeros))
-        means.append((q.view(len(runs), -1, columns).float().mean(1) - zeros[runs]).flatten())
+        runs = run_groups(where, layout.groups(parts, q.shape[1]), len(zeros))
+        means.append((q.view(columns, len(runs), -1).float().mean(2) - zeros[runs].T).flatten())
     offsets = torch.cat(means)
     return offsets.median().item() if len(offsets) >= FEWEST_RUNS else 0.0

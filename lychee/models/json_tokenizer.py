@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .tokenizer import Tokenizer
 from .tokenizer_config import TokenizerConfig
 
 MAX_SIZE = 1 << 22  # ids; tables are allocated for all of them
+PROBE = "Aé 1\n"  # what any tokenizer can take
 Library = tokenizers.Tokenizer
 Spec = dict[str, Any]  # a component of tokenizer.json
 
@@ -29,10 +31,20 @@ class JsonEncoder:
     as_rest: Library
 
     def plain(self, text: str) -> list[int]:
-        return list(self.as_text.encode(text, add_special_tokens=False).ids)
+        return _ids(self.as_text, text)
 
     def marked(self, text: str, start: bool) -> list[int]:
-        return list((self.as_tokens if start else self.as_rest).encode(text, add_special_tokens=False).ids)
+        return _ids(self.as_tokens if start else self.as_rest, text)
+
+
+def _ids(library: Library, text: str) -> list[int]:
+    """Raises ValueError where the file's patterns take more steps than the library allows, which is a panic."""
+    try:
+        return list(library.encode(text, add_special_tokens=False).ids)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"text cannot be encoded by this tokenizer: {str(error)[:300]}") from error
 
 
 def json_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
@@ -44,7 +56,7 @@ def spec_tokenizer(spec: Spec, file: Path, config: TokenizerConfig) -> Tokenizer
     """As `json_tokenizer`, of what a tokenizer.json holds; `file` names it in errors."""
     kind = _section(spec, "model").get("type", "BPE")
     if kind != "BPE":
-        raise ModelError(f"{file}: model type is {kind}, must be BPE")
+        raise ModelError(f"{file}: model type is {str(kind)[:80]}, must be BPE")
     as_tokens = _open(spec, file)
     decoder = ByteDecoder.of(spec.get("decoder"), str(file))
     added = {t.content: (i, t.special) for i, t in as_tokens.get_added_tokens_decoder().items()}
@@ -57,14 +69,15 @@ def spec_tokenizer(spec: Spec, file: Path, config: TokenizerConfig) -> Tokenizer
 
     def named(key: str, token: str | None) -> int | None:
         if token is not None and token not in ids:
-            raise ModelError(f"{file.parent}: {key} is {token!r}, which is not in the vocabulary")
+            raise ModelError(f"{file.parent}: {key} is {token[:80]!r}, which is not in the vocabulary")
         return None if token is None else ids[token]
 
     ends = {"bos_token": config.bos_token, "eos_token": config.eos_token}
     bos_id, eos_id = (named(key, token) for key, token in ends.items())
     unknown = spec["model"].get("unk_token")
     special = {content: i for content, (i, is_special) in added.items() if is_special or content in ends.values()}
-    add_bos = as_tokens.encode("").ids[:1] == [bos_id] if config.add_bos is None else config.add_bos
+    with _refusing(file):
+        add_bos = as_tokens.encode("").ids[:1] == [bos_id] if config.add_bos is None else config.add_bos
     rest = _without_prefix(spec)
     return Tokenizer(
         strings=tuple(strings),
@@ -89,15 +102,23 @@ def _section(spec: Spec, key: str) -> Spec:
 
 
 def _open(spec: Spec, file: Path) -> Library:
-    try:
+    with _refusing(file):
         opened = Library.from_str(json.dumps(spec))
+        opened.no_truncation()
+        opened.no_padding()
+        opened.encode(PROBE, add_special_tokens=False)
+    return opened
+
+
+@contextmanager
+def _refusing(file: Path) -> Iterator[None]:
+    """What the library cannot do with the file is a ModelError."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception; what it did not expect, a panic, is none
-        raise ModelError(f"{file} is not a tokenizer: {error}") from error
-    opened.no_truncation()
-    opened.no_padding()
-    return opened
+        raise ModelError(f"{file} is not a tokenizer: {str(error)[:300]}") from error
 
 
 def _as_text(spec: Spec, special: Mapping[str, int], file: Path) -> Library:

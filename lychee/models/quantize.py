@@ -51,7 +51,7 @@ def quantize(weight: Tensor, fmt: QuantFormat, name: str = "weight") -> Int8Weig
     step = max(CHUNK // in_features, 1)
     starts = range(0, rows, step)
     group = fmt.group or in_features
-    fits_half = [_check(weight[i : i + step].float().view(-1, group), fmt, name) for i in starts]
+    fits_half = [_check(weight[i : i + step].float().reshape(-1, group), fmt, name) for i in starts]
     dtype = torch.float16 if all(fits_half) and fmt.kind != "zero" else torch.float32
     made = [_quantize_rows(weight[i : i + step].float(), group, fmt, dtype) for i in starts]
     values, scales, lows = (torch.cat(parts) for parts in zip(*made, strict=True))
@@ -99,7 +99,7 @@ def _check(x: Tensor, fmt: QuantFormat, name: str) -> bool:
 
 def _quantize_rows(x: Tensor, group: int, fmt: QuantFormat, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Values (packed where they have 4 bits), scales and minimums of a few rows."""
-    groups = x.view(-1, group)
+    groups = x.reshape(-1, group)
     best = _search(groups, fmt, dtype)
     q = _round(groups, best, fmt).view(x.shape)
     scales, lows = (part.to(dtype).view(len(x), -1) for part in (best.scale, best.low))

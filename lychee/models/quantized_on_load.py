@@ -62,7 +62,7 @@ def check_fits(source: TensorSource, fmt: QuantFormat, tied: bool) -> dict[str, 
             continue
         where = f"{entry.file}: {name}"
         if entry.dtype not in FLOATS:
-            raise ModelError(f"{where} is quantised already, as {entry.dtype}, and cannot be quantised to {own.name}")
+            raise ModelError(f"{where} is {entry.dtype}, must be {' or '.join(FLOATS)} to be quantised to {fmt.name}")
         if len(entry.shape) != 2 or 0 in entry.shape:
             raise ModelError(f"{where} has shape {list(entry.shape)}, must be a matrix")
         if not own.fits(entry.shape[1]):

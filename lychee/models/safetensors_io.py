@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .files import ModelError, parse_json, read_json
@@ -21,6 +21,7 @@ from .files import ModelError, parse_json, read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_NAME = 200  # characters of a shard's file name
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | {
     f"{sign}{bits}": bits // 8 for sign in "IU" for bits in (8, 16, 32, 64)
@@ -64,9 +65,17 @@ class Checkpoint:
         for name in names:
             by_file.setdefault(self.entries[name].file, []).append(name)
         for file, members in by_file.items():
-            with safe_open(str(file), framework="pt", device="cpu") as tensors:
+            with _opened(file) as tensors:
                 for name in members:
                     yield name, tensors.get_tensor(name)
+
+
+def _opened(file: Path) -> Any:
+    """The file for the library to read, which asks of a header things that do not matter to us too."""
+    try:
+        return safe_open(str(file), framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ModelError(f"{file} is not a safetensors file: {str(error)[:300]}") from error
 
 
 def _sharded(path: Path) -> dict[str, TensorEntry]:
@@ -76,8 +85,8 @@ def _sharded(path: Path) -> dict[str, TensorEntry]:
         raise ModelError(f"{path / INDEX}: weight_map must map tensor names to file names")
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelError(f"{path / INDEX} names the file {shard!r}, must be a .safetensors file beside it")
+        if Path(shard).name != shard or not shard.endswith(".safetensors") or len(shard) > MAX_NAME:
+            raise ModelError(f"{path / INDEX} names the file {shard[:200]!r}, must be a .safetensors file beside it")
     if missing := [s for s in shards if not (path / s).is_file()]:
         lost = [name for name, file in weight_map.items() if file in missing]
         raise ModelError(f"{path} lacks {', '.join(missing)}, which should hold {listed(lost)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,18 @@ class Written:
     error: float | None
 
 
-def save_quantized(src_dir: Path, out_dir: Path, fmt: QuantFormat, shard_bytes: int = 4_000_000_000) -> list[Written]:
+def save_quantized(
+    src_dir: Path,
+    out_dir: Path,
+    fmt: QuantFormat,
+    shard_bytes: int = 4_000_000_000,
+    on_written: Callable[[Written], None] = lambda _: None,
+) -> list[Written]:
     """Write `src_dir`, a model of float safetensors, to `out_dir`, with the tensors of `format_of` quantised.
 
-    Reads, quantises and writes tensor by tensor. `out_dir` may be absent or empty. Raises ModelError where it is not,
-    or where the source is no model or is quantised already; the directory appears under its name when it is complete.
+    Reads, quantises and writes tensor by tensor, and calls `on_written` after each. `out_dir` may be absent or empty,
+    and appears when it is complete. Raises ModelError where it holds something, or where the source is no model or is
+    quantised already.
     """
     out_dir = out_dir.resolve()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
@@ -70,7 +77,10 @@ def save_quantized(src_dir: Path, out_dir: Path, fmt: QuantFormat, shard_bytes: 
     partial = out_dir.parent / f".{out_dir.name}.{os.getpid()}.partial"
     partial.mkdir()
     try:
-        written = list(_write(checkpoint, names, partial, fmt, tied, shard_bytes))
+        written = []
+        for tensor in _write(checkpoint, names, partial, fmt, tied, shard_bytes):
+            written.append(tensor)
+            on_written(tensor)
         _write_companions(src_dir, partial, values, fmt)
         partial.rename(out_dir)
     except BaseException:

@@ -56,11 +56,11 @@ def model_tokenizer(data: bytes, file: Path, config: TokenizerConfig) -> Tokeniz
     try:
         processor = SentencePieceProcessor(model_proto=data)
         without_prefix = SentencePieceProcessor(model_proto=data + NO_DUMMY_PREFIX)
-    except RuntimeError as error:
-        raise ModelError(f"{file} is not a sentencepiece model: {error}") from error
-    num_pieces = processor.vocab_size()
-    strings = [processor.id_to_piece(i) for i in range(num_pieces)]
-    pieces = [_piece_bytes(processor, i) for i in range(num_pieces)]
+        strings = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} is not a sentencepiece model: {str(error)[:300]}") from error
+    num_pieces = len(strings)
+    pieces = [_piece_bytes(processor, i, piece) for i, piece in enumerate(strings)]
     control = {strings[i]: i for i in range(num_pieces) if processor.is_control(i)}
     special_ids = set(control.values()) | {i for i in range(num_pieces) if processor.is_unknown(i)}
     for i in sorted(config.added):
@@ -68,7 +68,7 @@ def model_tokenizer(data: bytes, file: Path, config: TokenizerConfig) -> Tokeniz
         if i < num_pieces:
             continue  # restates a piece of the model
         if i != len(strings):
-            raise ModelError(f"{file.parent}: added token {token.content!r} has id {i}, must be {len(strings)}")
+            raise ModelError(f"{file.parent}: added token {token.content[:80]!r} has id {i}, must be {len(strings)}")
         strings.append(token.content)
         pieces.append(token.content.encode())
         control[token.content] = i
@@ -80,7 +80,7 @@ def model_tokenizer(data: bytes, file: Path, config: TokenizerConfig) -> Tokeniz
         if token is None:
             return own if own >= 0 else None
         if token not in ids:
-            raise ModelError(f"{file.parent}: {key} is {token!r}, which is not in the vocabulary")
+            raise ModelError(f"{file.parent}: {key} is {token[:80]!r}, which is not in the vocabulary")
         return ids[token]
 
     bos_id = named("bos_token", config.bos_token, processor.bos_id())
@@ -99,8 +99,7 @@ def model_tokenizer(data: bytes, file: Path, config: TokenizerConfig) -> Tokeniz
     )
 
 
-def _piece_bytes(processor: SentencePieceProcessor, token_id: int) -> bytes:
-    piece: str = processor.id_to_piece(token_id)
+def _piece_bytes(processor: SentencePieceProcessor, token_id: int, piece: str) -> bytes:
     if processor.is_byte(token_id):
         return bytes([int(piece[1:-1], 16)])  # <0xNN>
     if processor.is_control(token_id) or processor.is_unknown(token_id):

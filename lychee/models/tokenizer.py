@@ -50,7 +50,8 @@ class Tokenizer:
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Ids of a user's text, in which control strings are text. `add_bos` None does what the model wants.
 
-        Raises ValueError where the text holds a lone surrogate, or spells a control token that has no other encoding.
+        Raises ValueError where the text holds a lone surrogate, spells a control token that has no other encoding, or
+        is more than the tokenizer's patterns can take.
         """
         check_text(text, "text")
         ids = self.encoder.plain(text)

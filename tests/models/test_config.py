@@ -95,7 +95,6 @@ def test_every_end_of_sequence_id_of_either_file_counts(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act is gelu, must be null or silu or swish"),
         ({"sliding_window": 4096}, "sliding_window is 4096, must be null"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, must be null or 1"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is .*, must be null"),
         ({"qk_norm": True}, "qk_norm is true, must be null or false"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": 0}, "vocab_size is 0, must be an integer from 1"),

@@ -11,34 +11,8 @@ from gguf import GGUFValueType as Type
 from lychee.models.files import ModelError
 from lychee.models.gguf_file import GGUFFile
 from tests.factory import make_model_dir
+from tests.models.gguf_bytes import array, file_bytes, info, pair, text, u32
 from tests.models.gguf_factory import to_gguf
-
-
-def text(value):
-    data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(data)) + data
-
-
-def pair(key, kind, value):
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def array(key, kind, count, data=b""):
-    return pair(key, Type.ARRAY, struct.pack("<IQ", kind, count) + data)
-
-
-def u32(value):
-    return struct.pack("<I", value)
-
-
-def info(name="w", shape=(4,), kind=0, offset=0):
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
-
-
-def file_bytes(pairs=(), infos=(), data=b"", version=3, num_pairs=None, num_infos=None, magic=b"GGUF", alignment=32):
-    counts = (len(infos) if num_infos is None else num_infos, len(pairs) if num_pairs is None else num_pairs)
-    header = magic + struct.pack("<IQQ", version, *counts) + b"".join(pairs) + b"".join(infos)
-    return header + b"\0" * (-len(header) % alignment) + data
 
 
 def opened(tmp_path, content):
@@ -69,8 +43,8 @@ W = bytes(16)  # the data of info()'s tensor
         (file_bytes(version=4), "has GGUF version 4, must be 2 or 3"),
         (file_bytes(version=3 << 24), "is big-endian, must be little-endian"),
         (b"GGUF" + u32(3), "tensor count needs 8 bytes at byte 8, where the header may have 0"),
-        (file_bytes(num_pairs=1 << 63), r"key count is 9223372036854775808, may be at most \d"),
-        (file_bytes(num_infos=1 << 40), r"tensor count is 1099511627776, may be at most \d"),
+        (file_bytes(num_pairs=1 << 63), "key count is 9223372036854775808, may be at most 65536"),
+        (file_bytes(num_infos=1 << 40), "tensor count is 1099511627776, may be at most 65536"),
         (keys(text(b"k" * 70000)), "key has 70000 bytes, may have at most 65535"),
         (keys(text(b"\xff\xfe") + u32(4) + u32(1)), "key is not UTF-8"),
         (keys(pair("k", 13, b"")), "k has value type 13, which is not a known one"),
@@ -80,8 +54,8 @@ W = bytes(16)  # the data of info()'s tensor
         (file_bytes([pair("k", Type.UINT32, u32(1))] * 2), "gives k twice"),
         (keys(array("k", Type.ARRAY, 1, bytes(12))), "k is an array of arrays, must be one of strings"),
         (keys(array("k", Type.UINT8, 1 << 50)), "k needs 1125899906842624 bytes"),
-        (keys(array("k", Type.STRING, 1 << 50)), "length of k is 1125899906842624, may be at most"),
-        (keys(array("k", Type.STRING, 2, text("a") + b"c" * 8)), "element 1 of k goes past the end of the header"),
+        (keys(array("k", Type.STRING, 1 << 50)), r"element \d of k goes past the end of the header"),
+        (keys(array("k", Type.STRING, 2, text("a"))), "element 1 of k goes past the end of the header"),
         (keys(array("k", Type.STRING, 1, struct.pack("<Q", 1 << 40))), "element 0 of k goes past the end"),
         (keys(array("k", Type.STRING, 1, text(b"\xc3"))), "element 0 of k is not UTF-8"),
         (keys(pair(ALIGN, Type.UINT32, u32(24))), "general.alignment is 24, must be a power of two"),

@@ -5,7 +5,7 @@ import torch
 
 from lychee import LLM, SamplingParams
 from lychee.models.files import ModelError
-from lychee.models.gguf_checkpoint import GGUFFloats
+from lychee.models.gguf_checkpoint import GGUFCheckpoint, GGUFFloats
 from lychee.models.model_files import gguf_path, is_model, open_model
 from lychee.models.safetensors_io import Checkpoint
 from lychee.models.tokenizer_files import load_tokenizer
@@ -36,14 +36,14 @@ def test_paths_of_a_model(both, tmp_path):
 def test_safetensors_come_before_a_gguf_beside_them(both):
     model, file = both
     file.rename(model / "m.gguf")
-    assert isinstance(open_model(model)[1], Checkpoint)
-    assert isinstance(open_model(model / "m.gguf")[1], GGUFFloats)
+    assert isinstance(open_model(model).source, Checkpoint)
+    assert isinstance(open_model(model / "m.gguf").source, GGUFCheckpoint)
 
 
 def test_a_gguf_repository_may_hold_a_config_too(both):
     _, file = both
     (file.parent / "config.json").write_text("{}")
-    assert isinstance(open_model(file.parent)[1], GGUFFloats)
+    assert isinstance(open_model(file.parent, quant="none").source, GGUFFloats)
 
 
 def test_one_of_several_files_must_be_named(both):
@@ -56,10 +56,11 @@ def test_one_of_several_files_must_be_named(both):
 
 def test_floats_are_of_the_wanted_dtype(both):
     _, file = both
-    config, checkpoint = open_model(file, torch.bfloat16)
-    assert config.dtype == torch.float32
-    assert {entry.dtype for entry in checkpoint.entries.values()} == {"BF16"}
-    assert {tensor.dtype for _, tensor in checkpoint.read(list(checkpoint.entries))} == {torch.bfloat16}
+    opened = open_model(file, torch.bfloat16, quant="none")
+    entries = opened.source.entries
+    assert opened.config.dtype == torch.float32
+    assert {entry.dtype for entry in entries.values()} == {"BF16"}
+    assert {tensor.dtype for _, tensor in opened.source.read(list(entries))} == {torch.bfloat16}
 
 
 def test_a_gguf_generates_what_its_directory_does(both):
@@ -74,7 +75,7 @@ def test_a_gguf_generates_what_its_directory_does(both):
 
 def test_a_path_that_is_no_model_is_refused(both):
     model, _ = both
-    with pytest.raises(ParameterError, match=r"must be a model directory or a \.gguf file on this machine"):
+    with pytest.raises(ParameterError, match=r"must be a model directory or a GGUF file on this machine"):
         LLM(model / "config.json")
 
 

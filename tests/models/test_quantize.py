@@ -118,6 +118,13 @@ def test_shapes_and_dtypes(fmt):
         assert (made.minimums is None) == (fmt.kind == "sym")
 
 
+@pytest.mark.parametrize("fmt", FORMATS, ids=NAMES)
+def test_large_and_strided_matrices_are_the_rows_of_small_ones(fmt):
+    weight = random(1024, 700, seed=5)  # several chunks
+    made = dequantize(quantize(weight.T, fmt))
+    assert torch.equal(made[340:350], dequantize(quantize(weight.T[340:350].contiguous(), fmt)))
+
+
 def test_packing_puts_elements_16_apart_into_one_byte():
     q = torch.arange(64, dtype=torch.uint8)[None] % 16
     q[0, 16:32] = 5

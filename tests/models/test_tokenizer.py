@@ -265,6 +265,13 @@ def test_an_end_token_without_the_special_flag_is_still_control(tmp_path, tokeni
     assert tokenizer.decode([tokenizer.eos_id]) == ""
 
 
+def test_a_text_that_the_patterns_cannot_take_is_refused(tmp_path):
+    pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+[bc]d"}, "behavior": "Isolated", "invert": False}
+    tokenizer = load_tokenizer(edited(tmp_path, pre_tokenizer=pattern))
+    with pytest.raises(ValueError, match=r"text cannot be encoded by this tokenizer: .*retry-limit"):
+        tokenizer.encode("a" * 40 + "bce")
+
+
 def test_text_that_only_a_control_token_can_encode_is_refused(tmp_path, tokenizer_dirs):
     spec = json.loads((tokenizer_dirs["bpe"] / "tokenizer.json").read_text())
     spec["model"]["vocab"]["ab"] = len(spec["model"]["vocab"])

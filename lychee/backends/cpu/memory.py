@@ -106,7 +106,7 @@ def write(b: Builder, pointer: Val, value: Val, elem: str, lanes: int, mask: Val
     flags = b.vector(mask if mask is not None else integer(1, "i1"), lanes)
     name = memory_suffix(elem, lanes)
     if is_contiguous(pointer, elem):
-        flags = _opaque(b, flags, lanes) if BYTES[elem] < 4 else flags
+        flags = _opaque(b, flags, lanes) if BYTES[elem] < 4 or elem == "i32" else flags
         where, function = ("ptr", pointer.ref), f"llvm.masked.store.{name}.p0"
     else:
         where, function = (f"<{lanes} x ptr>", b.vector(pointer, lanes)), f"llvm.masked.scatter.{name}.v{lanes}p0"

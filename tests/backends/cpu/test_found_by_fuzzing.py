@@ -40,3 +40,18 @@ def test_a_mask_on_integers_that_wrap_around_is_no_prefix(kernel: triton.JITFunc
     with activated():
         kernel[(1,)](out, 81 if kernel is unsigned_narrow else 5, BLOCK=64)
     torch.testing.assert_close(out, WRAPPING[kernel].int())
+
+
+@triton.jit
+def narrowed(y, x):
+    at = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    quotients = tl.load(x + at) // ((tl.load(x + at) & 7) + 1)
+    tl.store(y + at, quotients.to(tl.int32), mask=at.to(tl.int16) * 900 < 10)
+
+
+def test_a_masked_store_of_narrowed_integers_writes_no_more_than_them() -> None:
+    """LLVM 22 writes the 64-bit quotient where the mask comes down to one lane."""
+    y = torch.full((8,), -1, dtype=torch.int32)
+    with activated():
+        narrowed[(1,)](y, torch.arange(100, 108))
+    assert y.tolist() == [20, *[-1] * 7]

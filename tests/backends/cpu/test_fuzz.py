@@ -30,8 +30,8 @@ def agree(pair: Pair, count: int, number: int) -> None:
     def check(program: Program) -> None:
         if len(drawn) < count:  # hypothesis repeats itself while it draws, and must while it shrinks
             assume(program.source not in drawn)
-        drawn.add(program.source)
         pair.check(program)
+        drawn.add(program.source)
 
     check()
 
