@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from .drafts import DRAFTS
 from .hub import fetch_snapshot, fetched_snapshot
 from .models.files import ModelError
 from .models.model_files import is_model
@@ -60,13 +61,15 @@ def get(name: str) -> tuple[Path, bool]:
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Where a model is: a directory or GGUF file of this path, else what `get` fetched under this name.
+    """Where a model is: a directory or GGUF file of this path, else a draft that comes with lychee or what `get` fetched.
 
     Raises ModelError for a name that has not been fetched. What is no name is given back as a path.
     """
     path = Path(name)
     if is_model(path):
         return path
+    if name in DRAFTS:
+        return DRAFTS[str(name)]
     if name in WHEELS:
         directory = models_dir() / name
         if not is_complete(WHEELS[str(name)], directory):

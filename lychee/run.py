@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .conversation import converse
-from .drafts import draft_for
 from .get import resolve_model
 from .models.chat import ChatError
 from .models.files import ModelError
@@ -30,7 +29,6 @@ from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
-from .wheels import WHEELS
 
 SPECULATION_FLAGS = (
     "draft_model",
@@ -59,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--draft-model",
         metavar="MODEL",
-        help="the draft, as the model (smollm2 has one); without it decoding is native",
+        help="the draft, as the model, or smollm2-draft; without it decoding is native",
     )
     source = p.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
@@ -133,7 +131,7 @@ def _main(args: argparse.Namespace) -> int:
         seed=_default(args.seed, demo.SEED if packaged else None),
         ignore_eos=args.ignore_eos or args.compare,
     )
-    draft = _draft(args)
+    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if args.native and not args.compare:
         draft = None
     if args.compare and draft is None:
@@ -177,15 +175,6 @@ def _main(args: argparse.Namespace) -> int:
     return 130 if runs[0].interrupted else 0
 
 
-def _draft(args: argparse.Namespace) -> Path | None:
-    """The draft that is named, or the one that comes with the model."""
-    if args.draft_model:
-        return resolve_model(args.draft_model)
-    if args.model is None:
-        return demo.DRAFT
-    return draft_for(args.model) if args.model in WHEELS else None
-
-
 def _is_conversation(args: argparse.Namespace) -> bool:
     """--chat at a terminal, with nothing to complete."""
     given = args.prompt is not None or args.prompt_file or args.compare
@@ -204,7 +193,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that would be ignored."""
     if args.native and args.compare:
         raise ParameterError("--native and --compare exclude each other: --compare runs both")
-    if args.native or _draft(args) is None:
+    if args.native or (args.model and not args.draft_model):
         for name in SPECULATION_FLAGS:
             if getattr(args, name) is not None:
                 why = "--native" if args.native else "no --draft-model"
