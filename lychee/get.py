@@ -61,7 +61,7 @@ def get(name: str) -> tuple[Path, bool]:
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Where a model is: a directory or GGUF file of this path, else a draft that comes with lychee or what `get` fetched.
+    """Where a model is: a directory or GGUF file, else a draft that comes with lychee, or what `get` fetched.
 
     Raises ModelError for a name that has not been fetched. What is no name is given back as a path.
     """
