@@ -11,12 +11,21 @@ RUN = 16  # a packed byte holds the elements j and j + RUN of a run of 2 * RUN
 
 
 def group_size(in_features: int, weight: Int8Weight | Int4Weight) -> int:
-    """Elements of a row that share a scale. Raises ValueError where the weight has another number of elements."""
-    values = weight.values if isinstance(weight, Int8Weight) else weight.packed
-    found = values.shape[1] * (1 if isinstance(weight, Int8Weight) else 2)
+    """Elements of a row that share a scale. Raises ValueError where the weight's parts do not fit each other or x."""
+    allowed: tuple[int, ...]
+    if isinstance(weight, Int8Weight):
+        found, allowed = weight.values.shape[1], (in_features, 32)
+    else:
+        found, allowed = 2 * weight.packed.shape[1], (32, 64, 128)
     if found != in_features:
         raise ValueError(f"weight has {found} in_features, x has {in_features}: they must be equal")
-    return in_features // weight.scales.shape[1]
+    groups = weight.scales.shape[1]
+    group = in_features // groups if groups else 0
+    if group not in allowed or group * groups != in_features:
+        raise ValueError(
+            f"weight has {groups} scales in a row of {in_features}, must have one per {' or '.join(map(str, allowed))}"
+        )
+    return group
 
 
 def dequantize(weight: Int8Weight | Int4Weight) -> Tensor:

@@ -1,0 +1,42 @@
+"""Quantised weights whose parts do not fit each other, or x, are refused before anything is launched."""
+
+import pytest
+import torch
+
+from lychee.kernels import embed_int4, embed_int8, linear_int4, linear_int8
+from lychee.kernels.quantized import dequantize
+from lychee.kernels.types import Int4Weight, Int8Weight
+
+
+def int8(in_features: int, groups: int) -> Int8Weight:
+    return Int8Weight(torch.ones(3, in_features, dtype=torch.int8), torch.ones(3, groups))
+
+
+def int4(in_features: int, groups: int) -> Int4Weight:
+    return Int4Weight(torch.ones(3, in_features // 2, dtype=torch.uint8), torch.ones(3, groups), None)
+
+
+@pytest.mark.parametrize(("in_features", "groups"), [(64, 3), (96, 2), (64, 0), (100, 4)])
+def test_scales_for_no_group_there_is_are_refused(in_features, groups):
+    x, tokens = torch.zeros(2, in_features), torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=rf"has {groups} scales in a row of {in_features}, must have one per"):
+        linear_int8(x, int8(in_features, groups))
+    with pytest.raises(ValueError, match=r"must have one per 32 or 64 or 128"):
+        linear_int4(x, int4(in_features, groups))
+    with pytest.raises(ValueError, match="scales in a row"):
+        embed_int8(tokens, int8(in_features, groups), in_features)
+    with pytest.raises(ValueError, match="scales in a row"):
+        embed_int4(tokens, int4(in_features, groups), in_features)
+
+
+def test_features_that_the_weight_has_not_are_refused():
+    with pytest.raises(ValueError, match="weight has 64 in_features, x has 32"):
+        linear_int4(torch.zeros(2, 32), int4(64, 2))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_every_group_that_fits_is_multiplied_by_its_own_scale(groups):
+    torch.manual_seed(0)
+    weight = Int8Weight(torch.randint(-127, 128, (5, 64), dtype=torch.int8), torch.rand(5, groups))
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(linear_int8(x, weight), x @ dequantize(weight).T, rtol=1e-4, atol=1e-3)
