@@ -32,16 +32,24 @@ ZERO = ("0", floating(0.0, "f32").ref)  # not -0.0, which a sum never is
 SHORT = 256  # K up to which summing lanes takes a good part of the time
 
 
-def _block_sizes(f: Frame, rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns of outputs whose accumulators fit the register file together with the operands."""
+def _block_sizes(f: Frame, p: Product) -> tuple[int, int]:
+    """Rows and columns of outputs whose accumulators fit the register file together with the operands.
+
+    A long side whose elements must be computed, not only read, is met by as much of the other as fits at once: each is
+    computed for every block of the other.
+    """
+    rows, columns, _ = p.sizes
     wide = f.target.lanes >= 16
     short = min(rows, columns, 4)
     long = min(max(rows, columns), 4 if wide or short < 4 else 2)
+    streamed = p.left if rows >= columns else p.right
+    if wide and min(rows, columns) >= 8 and streamed not in f.buffers and (op := streamed.op) and op.name != "tt.load":
+        short, long = 8, 2
     return (long, short) if rows >= columns else (short, long)
 
 
 def blocks_along_k(f: Frame, p: Product) -> None:
-    rows, columns, depth = p.sizes
+    _, columns, depth = p.sizes
     if p.over is nullcontext and depth <= SHORT and columns > 1 and f.target.lanes > 1:
         _lanes_summed_later(f, p)
         return
@@ -49,12 +57,12 @@ def blocks_along_k(f: Frame, p: Product) -> None:
     def block(rows: Lines, columns: Lines) -> None:
         _with_start(f, p, _partial_sums(f, p, rows.reads, columns.reads), rows.writes, columns.writes)
 
-    each_block(f, p, _block_sizes(f, rows, columns), block)
+    each_block(f, p, _block_sizes(f, p), block)
 
 
 def _lanes_summed_later(f: Frame, p: Product) -> None:
     """The lanes of a whole row of blocks are summed after its products, so that nothing waits for either."""
-    height, length = _block_sizes(f, p.sizes[M], p.sizes[N])
+    height, length = _block_sizes(f, p)
     lanes, group = width(f, p.sizes[K]), width(f, p.sizes[N])
     held = f.buffer(Type((height, p.sizes[N], lanes), p.elem))
     n = lanes if lanes > 1 else 0
