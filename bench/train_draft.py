@@ -70,6 +70,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--positions", type=int, default=512, help="longest text (%(default)s)")
     add("--answer", type=int, default=256, metavar="N", help="tokens of an answer at most (%(default)s)")
     add("--layers", help="the target's layers to begin with (default: first, middle and last)")
+    add("--start", type=Path, metavar="DIR", help="a finished draft to begin with, instead of the target's layers")
     add("--output-vocab", type=int, default=8192, metavar="N", help="output tokens of the draft (%(default)s)")
     add("--steps", type=int, help="training steps (default: four passes over the text)")
     add("--batch", type=int, default=16, metavar="ROWS", help="rows of --positions tokens in a batch (%(default)s)")
@@ -143,8 +144,11 @@ def distil(o: argparse.Namespace) -> float:
     """The stage ``train``."""
     target = load_target(o.target, o.positions).to(o.device)
     texts = data.read(data.shards(o.work / "text"))
-    ids, _ = outputs(o, texts)
-    draft = Draft(target, o.layers, torch.from_numpy(ids))
+    if o.start:
+        draft = files.load(o.start, target).train()
+        np.save(o.work / "output_ids.npy", draft.output_ids.numpy())
+    else:
+        draft = Draft(target, o.layers, torch.from_numpy(outputs(o, texts)[0]))
     batch = o.batch * workers()[1] * o.positions
     steps = o.steps or max(1, 4 * sum(len(t.ids) for t in texts if not t.held) // batch)
     plan = Plan(steps, o.batch, o.positions, o.temperature, o.matrix_rate, save_every=o.save_every, seed=o.seed)

@@ -1,7 +1,10 @@
 """A draft is trained for a tiny target from prompts to model card, and each stage goes on from its files."""
 
+import contextlib
+import io
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -44,10 +47,17 @@ def command(target, tmp_path_factory):
     ], texts / "out"
 
 
-def test_the_loss_falls_and_the_directory_is_complete(command, target, capsys):
-    flags, out = command
-    train_draft.main(flags)
-    losses = [float(n) for n in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+@pytest.fixture(scope="module")
+def printed(command):
+    """What the command prints when it has trained and written the draft."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        train_draft.main(command[0])
+    return out.getvalue()
+
+
+def test_the_loss_falls_and_the_directory_is_complete(command, printed, target):
+    out = command[1]
+    losses = [float(n) for n in re.findall(r"loss ([\d.]+)", printed)]
     assert losses[-1] < 0.9 * losses[0]
     config, weights = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
     assert config["num_hidden_layers"] == 2
@@ -64,13 +74,28 @@ def test_the_loss_falls_and_the_directory_is_complete(command, target, capsys):
     assert "| chat |" in (out / "MODEL_CARD.md").read_text()
 
 
-def test_a_finished_run_is_not_trained_again(command, capsys):
+def test_a_finished_run_is_not_trained_again(command, printed, capsys):
     flags, _ = command
     train_draft.main(flags)
     assert "loss" not in capsys.readouterr().out
 
 
-def test_another_target_is_refused(command, tmp_path):
+def test_training_may_begin_with_a_finished_draft(command, printed, tmp_path):
+    flags, out = command
+    again = tmp_path / "again"
+    moved = [str(again) if flag == str(out) else flag for flag in flags]
+    shutil.copytree(out.with_name("out.work") / "text", tmp_path / "again.work" / "text")
+    steps = moved.index("--steps") + 1
+    train_draft.main([*moved[:steps], "1", *moved[steps + 1 :], "--stages", "train", "--start", str(out)])
+    before, after = (load_file(folder / "model.safetensors") for folder in (out, again))
+    assert torch.equal(before["output_ids"], after["output_ids"])
+    for name, weight in before.items():
+        if name.endswith("_proj.weight"):
+            assert not torch.equal(weight, after[name]), name
+            torch.testing.assert_close(after[name], weight, atol=0.1, rtol=0.1)
+
+
+def test_another_target_is_refused(command, printed, tmp_path):
     other = make_model_dir(tmp_path / "other", layers=3, seed=4)
     with pytest.raises(ValueError, match="not trained for this target"):
         files.load(command[1], load_target(other, 8))
@@ -107,7 +132,7 @@ def test_attention_over_rows_of_differing_lengths(share):
         torch.testing.assert_close(found[row], wanted, atol=2e-3, rtol=2e-3)
 
 
-def test_texts_are_packed_whole(command):
+def test_texts_are_packed_whole(command, printed):
     texts = data.read(data.shards(command[1].with_name("out.work") / "text"))
     ids = data.choose_outputs(texts, 512, 300, [2])
     rows = data.pack(texts, ids, 512, 64, train_draft.np.random.default_rng(0))
