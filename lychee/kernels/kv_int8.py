@@ -33,15 +33,14 @@ def check_cache(op: str, x: Tensor, num_kv_heads: int, head_dim: int, cache: Ten
 def packed_rows(x: Tensor) -> Tensor:
     """x [num_rows, num_kv_heads, head_dim] as slots, int8 [num_rows, num_kv_heads, width]."""
     num_rows, num_kv_heads, head_dim = x.shape
+    width, start = cache_width(num_kv_heads, head_dim, torch.int8), _scales_at(num_kv_heads, head_dim)
     largest = x.float().abs().amax(-1)
     quants = x.float() * torch.where(largest > 0, LARGEST / largest, 0.0)[..., None]
-    slots = torch.zeros(
-        num_rows, num_kv_heads * cache_width(num_kv_heads, head_dim, torch.int8), dtype=torch.int8, device=x.device
-    )
+    slots = torch.zeros(num_rows, num_kv_heads * width, dtype=torch.int8, device=x.device)
     slots[:, : num_kv_heads * head_dim] = (quants + 0.5).floor().to(torch.int8).flatten(1)
-    start = _scales_at(num_kv_heads, head_dim)
-    slots[:, start : start + 4 * num_kv_heads] = (largest / LARGEST).contiguous().view(torch.int8)
-    return slots.view(num_rows, num_kv_heads, -1)
+    scales = (largest / LARGEST).flatten().view(torch.int8)
+    slots[:, start : start + 4 * num_kv_heads] = scales.view(num_rows, 4 * num_kv_heads)
+    return slots.view(num_rows, num_kv_heads, width)
 
 
 def cached_rows(cache: Tensor, slots: Tensor, head_dim: int) -> Tensor:

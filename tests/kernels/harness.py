@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lychee.kernels import Op
+from lychee.kernels.kv_int8 import cached_rows
 
 GUARD = 4096  # elements each side; wider than the largest BLOCK drawn in tests
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -46,6 +47,14 @@ def embed_inputs(value: Any, buffers: list[tuple[Tensor, Tensor]]) -> Any:
     return value
 
 
+def check_int8_cache(got: Tensor, want: Tensor, rows: Tensor) -> None:
+    """Equal within a step: a number between two steps may be rounded to either."""
+    head_dim, slots = rows.shape[2], torch.arange(len(got), device=got.device)
+    step = rows.float().abs().max().item() / 127 * 2**0.5  # a rotated pair's numbers may be so much larger
+    a, b = (cached_rows(cache, slots, head_dim) for cache in (got, want))
+    torch.testing.assert_close(a, b, rtol=TOLERANCE[rows.dtype], atol=1.1 * step)
+
+
 def check_launch(op: Op[Any, Any], inputs: dict[str, Any], dtype: torch.dtype) -> None:
     """Launch equals reference, outputs fully written, guard rims intact, and only declared arguments mutated."""
     ours: list[tuple[Tensor, Tensor]] = []
@@ -72,6 +81,10 @@ def check_launch(op: Op[Any, Any], inputs: dict[str, Any], dtype: torch.dtype) -
     keys = {t.data_ptr(): key for key, _, t in op.contract.tensors(mine)}
     for (buffer, original), (reference_buffer, _) in zip(ours, theirs, strict=True):
         key = keys.get(buffer[GUARD:].data_ptr(), "an argument")
+        if key in written and buffer.dtype is torch.int8:
+            assert torch.equal(rims(buffer), rims(original)), f"{op.name}: guard rim written"
+            check_int8_cache(buffer[GUARD:-GUARD].view(mine[key].shape), reference_inputs[key], mine["k"])
+            continue
         expected = reference_buffer if key in written else original
         tight = 0.0 if key not in written else tol
         torch.testing.assert_close(
