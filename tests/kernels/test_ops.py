@@ -65,7 +65,7 @@ def check(name, dtype, examples, axes=AXES):
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_launch_equals_reference(name, dtype):
-    check(name, dtype, 24)
+    check(name, dtype, 16)
 
 
 @pytest.mark.slow
