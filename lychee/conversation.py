@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from .report import Run
 from .runtime.llm import LLM
@@ -59,7 +58,7 @@ def _fitting(llm: LLM, messages: Messages, max_tokens: int) -> list[int]:
 def _answer(llm: LLM, ids: list[int], params: SamplingParams, run: Run) -> str:
     """Print the answer as it comes, then its speed."""
     start = time.perf_counter()
-    stream = llm.stream([ids], replace(params))
+    stream = llm.stream([ids], params)
     try:
         for chunk in stream:
             print(chunk.text, end="", flush=True)

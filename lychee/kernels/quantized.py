@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,15 @@ RUN = 16  # a packed byte holds the elements j and j + RUN of a run of 2 * RUN
 
 def group_size(in_features: int, weight: Int8Weight | Int4Weight) -> int:
     """Elements of a row that share a scale. Raises ValueError where the weight's parts do not fit each other or x."""
-    allowed: tuple[int, ...]
     if isinstance(weight, Int8Weight):
-        found, allowed = weight.values.shape[1], (in_features, 32)
-    else:
-        found, allowed = 2 * weight.packed.shape[1], (32, 64, 128)
+        return _group(in_features, weight.values.shape[1], weight.scales.shape[1], (in_features, 32))
+    return _group(in_features, 2 * weight.packed.shape[1], weight.scales.shape[1], (32, 64, 128))
+
+
+@cache
+def _group(in_features: int, found: int, groups: int, allowed: tuple[int, ...]) -> int:
     if found != in_features:
         raise ValueError(f"weight has {found} in_features, x has {in_features}: they must be equal")
-    groups = weight.scales.shape[1]
     group = in_features // groups if groups else 0
     if group not in allowed or group * groups != in_features:
         raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from .files import ModelError
 from .quant_format import HEAD, PROJECTION
 from .safetensors_io import Checkpoint, TensorEntry, listed
-from .tensor_source import QuantizedWeight, Weights
+from .tensor_source import QuantizedWeight, Weights, read_joined
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 FLOATS = ("F16", "BF16", "F32")
@@ -78,15 +78,13 @@ class PackedCheckpoint:
 
     def read(self, names: Sequence[str]) -> Weights:
         """Raises ModelError where a layer's numbers have no place in lychee's weights."""
-        wanted = list(names)
-        yield from self.checkpoint.read([name for name in wanted if name not in self.parts])
-        for name in wanted:
-            if stored := self.parts.get(name):
-                tensors = dict(self.checkpoint.read(list(stored.values())))
-                where = f"{self.entries[name].file}: {name.removesuffix('.weight')}"
-                if not tensors[stored["scales"]].isfinite().all():
-                    raise ModelError(f"{where}.scales must be finite")
-                yield name, self.layout.convert(where, {part: tensors[full] for part, full in stored.items()})
+        return read_joined(self.checkpoint, self.parts, names, self._joined)
+
+    def _joined(self, name: str, found: dict[str, Tensor]) -> QuantizedWeight:
+        where = f"{self.entries[name].file}: {name.removesuffix('.weight')}"
+        if not found["scales"].isfinite().all():
+            raise ModelError(f"{where}.scales must be finite")
+        return self.layout.convert(where, found)
 
 
 def _checked(weight: str, parts: Mapping[str, TensorEntry], layout: Layout) -> TensorEntry:

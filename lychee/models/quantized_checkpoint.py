@@ -19,7 +19,7 @@ from lychee.kernels.types import Int4Weight, Int8Weight
 from .files import ModelError
 from .quant_format import PROJECTION, QuantFormat, format_of
 from .safetensors_io import Checkpoint, TensorEntry, listed
-from .tensor_source import QuantizedWeight, Weights
+from .tensor_source import QuantizedWeight, Weights, read_joined
 
 METHOD = "lychee"
 PARTS = ("values", "packed", "scales", "minimums")
@@ -60,12 +60,9 @@ class QuantizedCheckpoint:
 
     def read(self, names: Sequence[str]) -> Weights:
         """Tensors backed by the mapped files. Raises ModelError where a scale is not finite."""
-        wanted = list(names)
-        yield from self.checkpoint.read([name for name in wanted if name not in self.parts])
-        for name in wanted:
-            if stored := self.parts.get(name):
-                tensors = dict(self.checkpoint.read(list(stored.values())))
-                yield name, _weight(self.entries[name], name, {part: tensors[full] for part, full in stored.items()})
+        return read_joined(
+            self.checkpoint, self.parts, names, lambda name, found: _weight(self.entries[name], name, found)
+        )
 
 
 def _format(path: Path, settings: Mapping[str, Any]) -> QuantFormat:

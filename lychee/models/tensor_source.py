@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,3 +32,21 @@ class TensorSource(Protocol):
     def read(self, names: Sequence[str]) -> Weights:
         """The tensors, in any order. They may be backed by mapped files."""
         ...
+
+
+def read_joined(
+    source: TensorSource,
+    parts: Mapping[str, Mapping[str, str]],
+    names: Sequence[str],
+    join: Callable[[str, dict[str, Tensor]], QuantizedWeight],
+) -> Weights:
+    """Tensors of a source in which some are stored in parts: `parts[name]` has each part's name there.
+
+    `join` makes a weight of its name and its parts.
+    """
+    yield from source.read([name for name in names if name not in parts])
+    for name in names:
+        if stored := parts.get(name):
+            tensors = dict(source.read(list(stored.values())))
+            found = {part: tensors[full] for part, full in stored.items()}
+            yield name, join(name, {part: tensor for part, tensor in found.items() if isinstance(tensor, Tensor)})
