@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from lychee.models.config import ModelConfig
 from lychee.models.files import ModelError
 from lychee.models.safetensors_io import INDEX, SINGLE, Checkpoint, read_header
-from lychee.models.weights import load_weights
+from lychee.models.weights import check, load_weights
 from tests.factory import make_model_dir, save_weights
 
 SMALL = {"vocab": 32, "hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 24, "tokenizer": None}
@@ -275,3 +276,12 @@ def test_a_damaged_file_is_refused_or_loads_but_never_crashes(tmp_path_factory, 
     (path / SINGLE).write_bytes(content[:cut])
     with contextlib.suppress(ModelError):
         load(path)
+
+
+def test_a_quantised_norm_is_refused(model):
+    """Of whatever source: only matrices have ops for it."""
+    opened, config = Checkpoint.open(model), ModelConfig.load(model)
+    norm = "model.layers.0.input_layernorm.weight"
+    entries = {**opened.entries, norm: replace(opened.entries[norm], dtype="int8")}
+    with pytest.raises(ModelError, match=rf"{norm} has dtype int8, must be F32 or F16 or BF16"):
+        check(replace(opened, entries=entries), config)

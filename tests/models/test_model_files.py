@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType as Kind
 
-from lychee import LLM, SamplingParams
+from lychee import LLM, SamplingParams, run
+from lychee.kernels.types import Int4Weight, Int8Weight
 from lychee.models.files import ModelError
 from lychee.models.gguf_checkpoint import GGUFCheckpoint, GGUFFloats
+from lychee.models.llama import Llama
 from lychee.models.model_files import gguf_path, is_model, open_model
 from lychee.models.safetensors_io import Checkpoint
 from lychee.models.tokenizer_files import load_tokenizer
@@ -84,3 +87,20 @@ def test_a_config_that_the_tensors_do_not_fit_is_refused(both):
     to_gguf(file, model, metadata={"llama.feed_forward_length": 64})
     with pytest.raises(ModelError, match=r"m\.gguf: model\.layers\.0\.mlp\.down_proj\.weight has shape \[64, 96\]"):
         LLM(file)
+
+
+def test_a_tied_embedding_is_quantised_with_its_head_and_another_is_not(tmp_path):
+    tied = Llama.load(make_model_dir(tmp_path / "tied", tie=True), quant="int4").weights
+    assert isinstance(tied.embed, Int8Weight)
+    assert tied.lm_head is tied.embed
+    assert isinstance(tied.layers[0].q.weight, Int4Weight)
+    untied = Llama.load(make_model_dir(tmp_path / "untied", tie=False), quant="int8").weights
+    assert isinstance(untied.embed, torch.Tensor)
+    assert isinstance(untied.lm_head, Int8Weight)
+
+
+def test_a_run_says_what_it_rounds(both, capsys):
+    model, file = both
+    to_gguf(file, model, kind=Kind.Q5_1)
+    assert run.main([str(file), "--prompt", "Hello", "--max-tokens", "2"]) == 0
+    assert "tensors of type Q5_1 are rounded to int8 in groups of 32" in capsys.readouterr().err

@@ -45,10 +45,16 @@ def test_every_turn_sees_those_before_it(llm, capsys):
     assert capsys.readouterr().out == f"{first.text}\n{second.text}\n\n"
 
 
-def test_the_oldest_turns_make_room(llm, capsys):
+def test_the_oldest_turns_make_room(llm, capsys, monkeypatch):
+    seen = []
+    encode = llm.encode_chat
+    monkeypatch.setattr(llm, "encode_chat", lambda messages: seen.append(list(messages)) or encode(messages))
     made = converse(llm, PARAMS, reader(["word " * 30] * 8))
     assert len(made.outputs) == 8
     assert "the oldest turn is left out" in capsys.readouterr().err
+    for messages in seen:
+        assert [m["role"] for m in messages] == (["user", "assistant"] * len(messages))[: len(messages)]
+        assert messages[-1]["role"] == "user"
 
 
 def test_a_message_that_does_not_fit_is_refused_and_the_conversation_goes_on(llm, capsys):

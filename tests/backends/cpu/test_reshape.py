@@ -63,31 +63,33 @@ def scaled_product_kernel(y, x, w, s, rows, columns, K, BLOCK: tl.constexpr, GRO
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, K, 2 * GROUP):
         offs_k = start + tl.arange(0, 2 * GROUP)
-        weight = tl.load(w + offs_n[:, None] * K + offs_k[None, :], mask=(offs_n < rows)[:, None], other=0)
+        inside = (offs_n < rows)[:, None] & (offs_k < K)[None, :]
+        weight = tl.load(w + offs_n[:, None] * K + offs_k[None, :], mask=inside, other=0)
         offs_g = start // GROUP + tl.arange(0, 2)
         at = s + offs_n[:, None] * (K // GROUP) + offs_g[None, :]
-        scale = tl.load(at, mask=(offs_n < rows)[:, None], other=0.0)
+        scale = tl.load(at, mask=(offs_n < rows)[:, None] & (offs_g < K // GROUP)[None, :], other=0.0)
         scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (BLOCK, 2, GROUP)), (BLOCK, 2 * GROUP))
         pairs = start + tl.arange(0, 2)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x_at = x + offs_m[None, None, :] * K + pairs[:, :, None]
-        features = tl.load(x_at, mask=(offs_m < columns)[None, None, :], other=0.0)
+        features = tl.load(x_at, mask=(offs_m < columns)[None, None, :] & (pairs < K)[:, :, None], other=0.0)
         acc = tl.dot(weight.to(tl.float32) * scale, tl.reshape(features, (2 * GROUP, BLOCK)), acc, "ieee")
     mask = (offs_n < rows)[:, None] & (offs_m < columns)[None, :]
     tl.store(y + offs_n[:, None] * columns + offs_m[None, :], acc, mask=mask)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 3, 7, 8])
 @pytest.mark.parametrize("columns", [1, 2, 5, 8])
-def test_masks_that_a_reshape_leaves_alone_hold_to_the_byte(rows, columns):
-    """Memory ends at dead pages where rows and columns end."""
+def test_masks_beside_and_within_a_reshape_hold_to_the_byte(rows, columns, groups):
+    """Memory ends at dead pages where rows, columns and groups end; a tile has two groups."""
     torch.manual_seed(0)
-    x, w, s = guard(
-        torch.randn(columns, 64), torch.randint(-127, 128, (rows, 64), dtype=torch.int8), torch.rand(rows, 2)
-    )
+    depth = 32 * groups
+    weights = torch.randint(-127, 128, (rows, depth), dtype=torch.int8)
+    x, w, s = guard(torch.randn(columns, depth), weights, torch.rand(rows, groups))
     (y,) = guard(torch.zeros(rows, columns))
     with activated():
-        scaled_product_kernel[(1,)](y, x, w, s, rows, columns, 64, BLOCK=8, GROUP=32)
-    want = (w.float().view(rows, 2, 32) * s[..., None]).view(rows, 64) @ x.T
+        scaled_product_kernel[(1,)](y, x, w, s, rows, columns, depth, BLOCK=8, GROUP=32)
+    want = (w.float().view(rows, groups, 32) * s[..., None]).view(rows, depth) @ x.T
     torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-4)
 
 
