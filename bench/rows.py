@@ -21,20 +21,23 @@ from rich.table import Table
 
 from lychee import demo
 from lychee.models.batch import Batch
+from lychee.models.compiled import CompiledLlama
 from lychee.models.files import ModelError
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
 BLOCK_SIZE = 16
+WARM_UP = 6  # a pass is lowered when its kind has come a few times
 
 
 class Pass:
     """A decode-class forward of a chain of `rows` nodes after `context` cached tokens."""
 
     def __init__(self, model: Llama, rows: int, context: int, device: torch.device) -> None:
-        self.model, self.device = model, device
+        self.device = device
         num_blocks = -(-(context + rows) // BLOCK_SIZE)
-        self.kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.dtype, device)
+        kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.dtype, device)
+        self.model = CompiledLlama(model, kv)
         self.batch = Batch.decode(
             tokens=[[3] * rows],
             parents=[range(-1, rows - 1)],
@@ -47,7 +50,7 @@ class Pass:
     def time(self) -> float:
         """Milliseconds."""
         start = time.perf_counter()
-        self.model.forward(self.batch, self.kv)
+        self.model.forward(self.batch)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return 1e3 * (time.perf_counter() - start)
@@ -82,10 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--context is {args.context}, must be from 0 to {limit}; --repeats at least 1")
     passes = {(name, rows): Pass(model, rows, args.context, device) for name, model in models.items() for rows in sizes}
     times: dict[tuple[str, int], list[float]] = {key: [] for key in passes}
-    for repeat in range(args.repeats + 3):
+    for repeat in range(args.repeats + WARM_UP):
         for key, one in passes.items():
             took = one.time()
-            if repeat >= 3:
+            if repeat >= WARM_UP:
                 times[key].append(took)
     result = {name: {rows: median(times[name, rows]) for rows in sizes} for name in models}
     table = Table(title=f"ms per forward pass, {args.context} cached tokens, {device}", box=None)

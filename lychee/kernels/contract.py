@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .specs import members, optional_of, spec_of, struct_specs
+from .stand_in import StandIn
 from .types import Spec
 
 
@@ -89,10 +90,14 @@ class Binding:
         self.sources = dict.fromkeys(sizes, "the argument")
         self.dtypes: dict[tuple[torch.dtype, ...], tuple[torch.dtype, str]] = {}
         self.device: torch.device | None = None
+        self.stand_in: StandIn | None = None
+        """One of those among the arguments."""
 
-    def bind(self, key: str, spec: Spec, tensor: Tensor) -> None:
+    def bind(self, key: str, spec: Spec, tensor: Tensor | StandIn) -> None:
         where = f"{self.op_name}: {key}"
-        if not isinstance(tensor, Tensor):
+        if isinstance(tensor, StandIn):
+            self.stand_in = tensor
+        elif not isinstance(tensor, Tensor):
             raise ContractError(f"{where} is {type(tensor).__name__}, must be a tensor of [{spec.axes}]")
         dtype, source = self.dtypes.setdefault(spec.dtypes, (tensor.dtype, key))
         if tensor.dtype not in spec.dtypes:

@@ -1,8 +1,8 @@
-"""Token embedding from quantised tables: one row per token, dequantised to fp32."""
+"""Token embedding from quantised tables: one row per token, dequantised."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import triton.language as tl
@@ -12,17 +12,18 @@ from .kernel import kernel
 from .op import op
 from .quantized import RUN, dequantize, group_size, sample_int4, sample_int8
 from .sizes import cdiv
-from .types import Cost, FeaturesF32, Int4Weight, Int8Weight, TokenIds
+from .types import FLOAT, Cost, Features, Int4Weight, Int8Weight, Spec, TokenIds
 
 BLOCK_H = 1024
+Like = Annotated[Tensor, Spec("in_features", FLOAT, "gives width and dtype")]
 
 
-def embed_int8_reference(tokens: TokenIds, table: Int8Weight, in_features: int) -> FeaturesF32:
-    return _rows(tokens, dequantize(table))
+def embed_int8_reference(tokens: TokenIds, table: Int8Weight, like: Like) -> Features:
+    return _rows(tokens, dequantize(table)).to(like.dtype)
 
 
-def embed_int4_reference(tokens: TokenIds, table: Int4Weight, in_features: int) -> FeaturesF32:
-    return _rows(tokens, dequantize(table))
+def embed_int4_reference(tokens: TokenIds, table: Int4Weight, like: Like) -> Features:
+    return _rows(tokens, dequantize(table)).to(like.dtype)
 
 
 def _rows(tokens: Tensor, table: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def embed_int8_sample(
     return {
         "tokens": tokens,
         "table": sample_int8(model_vocab, in_features, groups_of, device),
-        "in_features": in_features,
+        "like": torch.empty(in_features, dtype=dtype, device=device),
     }
 
 
@@ -48,15 +49,18 @@ def embed_int4_sample(
     in_features = max(32, hidden - hidden % 32)
     tokens = torch.randint(-1, model_vocab, (num_tokens,), dtype=torch.int32, device=device)
     table = sample_int4(model_vocab, in_features, 32, has_minimums, 0, device)
-    return {"tokens": tokens, "table": table, "in_features": in_features}
+    like = torch.empty(in_features, dtype=dtype, device=device)
+    return {"tokens": tokens, "table": table, "like": like}
 
 
-def embed_int8_cost(tokens: Tensor, table: Int8Weight, in_features: int) -> Cost:
-    return Cost(flops=tokens.numel() * in_features, bytes=tokens.numel() * (4 + 5 * in_features))
+def embed_int8_cost(tokens: Tensor, table: Int8Weight, like: Tensor) -> Cost:
+    width = len(like)
+    return Cost(flops=tokens.numel() * width, bytes=tokens.numel() * (4 + width + width * like.element_size()))
 
 
-def embed_int4_cost(tokens: Tensor, table: Int4Weight, in_features: int) -> Cost:
-    return Cost(flops=2 * tokens.numel() * in_features, bytes=tokens.numel() * (4 + in_features * 9 // 2))
+def embed_int4_cost(tokens: Tensor, table: Int4Weight, like: Tensor) -> Cost:
+    width = len(like)
+    return Cost(flops=2 * tokens.numel() * width, bytes=tokens.numel() * (4 + width // 2 + width * like.element_size()))
 
 
 @kernel
@@ -115,8 +119,9 @@ def _embed_int4_kernel(
     cost=embed_int8_cost,
     typical={"num_tokens": 16, "model_vocab": 32000, "hidden": 4096, "grouped": 0},
 )
-def embed_int8(y: Tensor, tokens: Tensor, table: Int8Weight, in_features: int) -> None:
+def embed_int8(y: Tensor, tokens: Tensor, table: Int8Weight, like: Tensor) -> None:
     """y[i] = table[tokens[i]], ids below the table's rows; token -1 (a dead node) gives zeros."""
+    in_features = len(like)
     group = group_size(in_features, table)
     grid = (tokens.shape[0], cdiv(in_features, BLOCK_H))
     _embed_int8_kernel[grid](y, tokens, table.values, table.scales, in_features, group, BLOCK_H=BLOCK_H)
@@ -128,8 +133,9 @@ def embed_int8(y: Tensor, tokens: Tensor, table: Int8Weight, in_features: int) -
     cost=embed_int4_cost,
     typical={"num_tokens": 16, "model_vocab": 32000, "hidden": 4096, "has_minimums": 1},
 )
-def embed_int4(y: Tensor, tokens: Tensor, table: Int4Weight, in_features: int) -> None:
+def embed_int4(y: Tensor, tokens: Tensor, table: Int4Weight, like: Tensor) -> None:
     """y[i] = table[tokens[i]], ids below the table's rows; token -1 (a dead node) gives zeros."""
+    in_features = len(like)
     group = group_size(in_features, table)
     grid = (tokens.shape[0], cdiv(in_features, BLOCK_H))
     _embed_int4_kernel[grid](

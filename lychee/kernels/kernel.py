@@ -12,13 +12,17 @@ from functools import partial
 from inspect import Parameter
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from ..backends.cpu.launch import ROUNDED, Launch, Launcher, compiled, rounded
+from ..backends.cpu.launch import ROUNDED, Launch, Launcher, Table, compiled, rounded
 from ..backends.cpu.runtime import native
+from .stand_in import BoundTensor
+
+__all__ = ["Kernel", "Launch", "Table", "can_bind", "kernel"]
 
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
@@ -98,7 +102,10 @@ class Kernel:
         bound = self.jit.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
         bound.apply_defaults()
         values = tuple(v.value if isinstance(v, tl.constexpr) else v for v in bound.args)
-        packet = self._miss(_padded(grid), values, {k: v for k, v in kwargs.items() if k not in names}, bind=True)
+        return self._bound(_padded(grid), values, {k: v for k, v in kwargs.items() if k not in names})
+
+    def _bound(self, grid: tuple[int, ...], values: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+        packet = self._miss(grid, values, options, bind=True)
         assert packet is not None
         return Launch(packet, [v for v in values if isinstance(v, Tensor)])
 
@@ -177,6 +184,10 @@ class Kernel:
         self, grid: tuple[int, ...], values: tuple[Any, ...], options: dict[str, Any], bind: bool = False
     ) -> bytes | None:
         """The launch's packet, compiling the kernel if need be; None when it ran on the tensors' own device."""
+        if not bind and (bound := next((v for v in values if isinstance(v, BoundTensor)), None)) is not None:
+            plain = tuple(v.as_subclass(Tensor) if isinstance(v, BoundTensor) else v for v in values)
+            bound.launches.append(self._bound(grid, plain, options))
+            return None
         if bind and self._launch == self._first:
             self._generate()
         on_cpu = all(v.is_cpu for v in values if isinstance(v, Tensor))
@@ -210,6 +221,11 @@ class Kernel:
         scope["_rounded_"] = rounded
         exec(_VARIANT.format(values=", ".join(self.jit.arg_names), slots=", ".join(slots)), scope)
         return scope["pack_arguments"]  # type: ignore[no-any-return]
+
+
+def can_bind(device: torch.device) -> bool:
+    """Whether launches on the device's tensors can be bound and replayed: they are compiled for the CPU."""
+    return device.type == "cpu" and not triton.knobs.runtime.interpret
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:

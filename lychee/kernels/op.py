@@ -65,7 +65,10 @@ class Op(Generic[P, R]):
     def _run_checked(self, *args: Any) -> R:
         """What the generated code does not let through."""
         arguments = dict(zip(self.contract.parameters, args, strict=True))
-        return self.run(arguments, self.contract.check(arguments))
+        binding = self.contract.check(arguments)
+        if binding.stand_in is not None:
+            return cast(R, binding.stand_in.record(self, arguments, binding))
+        return self.run(arguments, binding)
 
 
 def op(

@@ -15,6 +15,7 @@ from lychee.kernels import (
     add_rms_norm,
     attention,
     attention_prefill,
+    embed,
     rms_norm,
     rope_store,
     spread_logits,
@@ -67,7 +68,7 @@ class Llama:
     def forward(self, batch: Batch, kv: KVCache) -> Logits:
         """Logits of `batch.logit_rows`, or of every row; stores the keys and values of all rows in `kv`."""
         weights, eps = self.weights, self.config.rms_norm_eps
-        residual = embedded(batch.tokens, weights.embed, self.config.hidden_size, weights.dtype)
+        residual = embedded(batch.tokens, weights.embed, weights.norm)
         x = rms_norm(residual, weights.layers[0].attn_norm, eps)
         next_norms = [layer.attn_norm for layer in weights.layers[1:]] + [weights.norm]
         windows = self.config.windows
@@ -100,8 +101,8 @@ class Llama:
 
     def _logits(self, x: Hidden, batch: Batch) -> Logits:
         if batch.logit_rows is not None:
-            x = x.index_select(0, batch.logit_rows)
-        if x.shape[0] == 0:
-            return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+            if batch.logit_rows.shape[0] == 0:
+                return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+            x = embed(batch.logit_rows, x)  # of x, a table, the rows that are asked for
         logits = logits_of(x, self.weights.lm_head)
         return logits if self.weights.output_of is None else spread_logits(logits, self.weights.output_of)

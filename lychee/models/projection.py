@@ -23,7 +23,7 @@ from lychee.kernels import (
     lm_head_int4,
     lm_head_int8,
 )
-from lychee.kernels.types import Bias, Hidden, Int4Weight, Int8Weight, Logits, TokenIds
+from lychee.kernels.types import Bias, Hidden, HiddenScale, Int4Weight, Int8Weight, Logits, TokenIds
 
 AnyWeight = Tensor | Int8Weight | Int4Weight
 # Of each format: the product for decode batches, that for chunks of prompts, the one that gives logits.
@@ -52,13 +52,13 @@ def logits_of(x: Hidden, head: AnyWeight) -> Logits:
     return OPS[type(head)][2](x, head)  # type: ignore[no-any-return]
 
 
-def embedded(tokens: TokenIds, table: AnyWeight, hidden: int, dtype: torch.dtype) -> Hidden:
-    """Rows of the table; zeros for token -1."""
+def embedded(tokens: TokenIds, table: AnyWeight, like: HiddenScale) -> Hidden:
+    """Rows of the table; zeros for token -1. `like` has their width and dtype."""
     if isinstance(table, Tensor):
         return embed(tokens, table)
     if isinstance(table, Int8Weight):
-        return embed_int8(tokens, table, hidden).to(dtype)
-    return embed_int4(tokens, table, hidden).to(dtype)
+        return embed_int8(tokens, table, like)
+    return embed_int4(tokens, table, like)
 
 
 def parts(weight: AnyWeight) -> list[Tensor]:

@@ -47,7 +47,8 @@ def head_of(
     if len(ids) == 0 or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or bool((ids.diff() <= 0).any()):
         raise ModelError(f"{where}: output_ids must be ascending token ids below vocab_size ({vocab_size})")
     probed = torch.arange(PROBED) * vocab_size // PROBED
-    ours = embedded(probed.int().to(ids.device), embed, probe.shape[1], torch.float32).float()
+    like = torch.empty(probe.shape[1], device=ids.device)
+    ours = embedded(probed.int().to(ids.device), embed, like).float()
     off = float((ours - probe.to(ours)).norm() / probe.norm().clamp(min=1e-9))
     if not off <= MOST_OFF:
         raise ModelError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from lychee.kernels import draw, process_logits
 from lychee.kernels.philox import DRAFT, TARGET
 from lychee.models.batch import Batch
+from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
@@ -60,6 +61,7 @@ class ModelDrafter:
 
     def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
+        self.compiled = CompiledLlama(model, kv)
         self.max_len = model.config.max_positions
         self.max_num_batched_tokens = max_num_batched_tokens
 
@@ -75,7 +77,7 @@ class ModelDrafter:
         kept: Tensor | None = None
         for depth in range(max(lengths)):
             active = [i for i in active if lengths[i] > depth]
-            logits = self.model.forward(self._rows(batch, active, tokens, depth), self.kv)
+            logits = self.compiled.forward(self._rows(batch, active, tokens, depth))
             nodes = [(i, ProposedTree(shapes[i], tuple(tokens[i])), depth) for i in active]
             log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
             for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
@@ -143,7 +145,7 @@ class ModelDrafter:
                 device=self.kv.storage.device,
                 logit_rows=[],
             )
-            self.model.forward(batch, self.kv)
+            self.compiled.forward(batch)
 
 
 class ScriptedDrafter:

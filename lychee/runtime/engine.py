@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lychee.kernels import commit_kv
 from lychee.models.batch import Batch
+from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
@@ -41,7 +42,7 @@ class Engine:
         vocab: int,
         lossless: bool = True,
     ) -> None:
-        self.target, self.kv, self.scheduler = target, kv, scheduler
+        self.target, self.kv, self.scheduler = CompiledLlama(target, kv), kv, scheduler
         self.drafter, self.controller = drafter, controller
         self.vocab, self.lossless = vocab, lossless
         self.metrics = Metrics()
@@ -90,7 +91,7 @@ class Engine:
                 device=self.kv.storage.device,
                 logit_rows=ends[done].tolist(),
             )
-            logits = self.target.forward(batch, self.kv)
+            logits = self.target.forward(batch)
         for chunk in chunks:
             # A last token's KV is stored too, but it is a root now, and those count from their round's commit on.
             chunk.seq.cached = min(chunk.stop, len(chunk.seq.tokens) - 1)
@@ -105,7 +106,7 @@ class Engine:
         with self._timed("draft_s"):
             proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
         with self._timed("verify_s"):
-            logits = self.target.forward(self._verify_rows(seqs, proposals), self.kv)
+            logits = self.target.forward(self._verify_rows(seqs, proposals))
         return self._emit(sampling, proposals, logits, in_round=True)
 
     def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:

@@ -19,7 +19,7 @@ WINDOWED_TREES, WINDOWED_CHUNK = (1, 9), 40
 
 def warm_up(engine: Engine) -> None:
     """Forward passes of both models on the engine's own blocks, which must not hold anything yet."""
-    passes = [(engine.target, engine.kv)]
+    passes = [(engine.target.model, engine.kv)]
     if isinstance(engine.drafter, ModelDrafter):
         passes.append((engine.drafter.model, engine.drafter.kv))
     room = engine.scheduler.pool.num_blocks * engine.kv.block_size

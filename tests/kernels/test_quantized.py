@@ -26,9 +26,9 @@ def test_scales_for_no_group_there_is_are_refused(in_features, groups):
     with pytest.raises(ValueError, match=r"must have one per 32 or 64 or 128"):
         linear_int4(x, int4(in_features, groups))
     with pytest.raises(ValueError, match="scales in a row"):
-        embed_int8(tokens, int8(in_features, groups), in_features)
+        embed_int8(tokens, int8(in_features, groups), x[0])
     with pytest.raises(ValueError, match="scales in a row"):
-        embed_int4(tokens, int4(in_features, groups), in_features)
+        embed_int4(tokens, int4(in_features, groups), x[0])
 
 
 def test_features_that_the_weight_has_not_are_refused():

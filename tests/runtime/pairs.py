@@ -104,7 +104,7 @@ class ForcedTarget:
     def __init__(self, tokens, vocab):
         self.tokens, self.vocab = torch.tensor(tokens), vocab
 
-    def forward(self, batch, kv):
+    def forward(self, batch):
         positions = batch.positions if batch.logit_rows is None else batch.positions[batch.logit_rows]
         following = self.tokens.to(positions.device)[(positions.long() + 1).clamp(max=len(self.tokens) - 1)]
         logits = torch.zeros(len(positions), self.vocab, device=positions.device)

@@ -1,0 +1,133 @@
+"""From a program and its sizes to launches with everything bound, which one native call replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lychee.kernels.kernel import Launch, Table
+from lychee.kernels.stand_in import bound_class
+
+from .memory import Need, assign
+from .program import Program, Size, Sizes, Value, values_of
+
+Buffer = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program at fixed sizes. Write `inputs`, replay, read `result`, which the next replay overwrites.
+
+    Inputs are zero at first, in the order of the program's. The arena holds all values but those.
+    """
+
+    inputs: tuple[Tensor, ...]
+    result: Tensor
+    table: Table
+    arena: Tensor
+
+    def replay(self) -> None:
+        self.table.replay()
+
+
+def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowered:
+    """Plan the memory of a program whose values are on the CPU, and bind its launches. Nothing is computed.
+
+    `arena` [num_bytes] uint8 may be that of programs that run at other times; one that is too small is not used.
+    """
+    inputs = {v: torch.zeros(v.concrete_shape(sizes), dtype=v.dtype) for v in program.inputs}
+    scratch = _scratch(program, sizes, inputs)
+
+    needs = [Need(v.num_bytes(sizes), *span) for v, span in _lives(program).items()]
+    needs += [Need(_num_bytes(*b), step, step) for step, buffers in enumerate(scratch) for b in buffers if b]
+    offsets, num_bytes = assign(needs)
+    if arena is None or len(arena) < num_bytes:
+        arena = torch.empty(num_bytes, dtype=torch.uint8)
+    places = iter(offsets)
+
+    launches: list[Launch] = []
+    bound = bound_class(launches)
+
+    def placed(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return _tensor(arena, next(places), shape, dtype).as_subclass(bound)
+
+    tensors: dict[Value, Tensor] = {v: t.as_subclass(bound) for v, t in inputs.items()}
+    tensors |= {v: placed(v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
+    arguments = _Arguments(tensors, sizes)
+    for call, buffers in zip(program.calls, scratch, strict=True):
+        made = [tensors[v] for v in call.outputs]
+        call.op.launch(*made, *(b and placed(*b) for b in buffers), **arguments.of(call.arguments))
+    result: Tensor = arguments.value(program.result).as_subclass(Tensor)
+    return Lowered(tuple(inputs.values()), result, Table(launches), arena)
+
+
+def _outputs(program: Program) -> Iterator[Value]:
+    return (value for call in program.calls for value in call.outputs)
+
+
+def _lives(program: Program) -> dict[Value, tuple[int, int]]:
+    """From which call to which each call's outputs are needed, in the order of the calls."""
+    first, last = {}, {}
+    for step, call in enumerate(program.calls):
+        for value in call.outputs:
+            first[value] = last[value] = step
+        for value in call.reads:
+            last[value.root] = step
+    last[program.result.root] = len(program.calls)
+    return {value: (step, last[value]) for value, step in first.items()}
+
+
+def _scratch(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> list[list[Buffer | None]]:
+    """The buffers that each call wants besides its outputs.
+
+    Nothing has its place yet. But no scratch function reads elements, so that one span does for all values.
+    """
+    blank = torch.empty(max((v.num_bytes(sizes) for v in _outputs(program)), default=0), dtype=torch.uint8)
+    wanted: list[list[Buffer | None]] = []
+    for call in program.calls:
+        if call.op.scratch is None:
+            wanted.append([])
+            continue
+        made = {v.root for v in call.reads} - inputs.keys()
+        tensors = {**inputs, **{v: _tensor(blank, 0, v.concrete_shape(sizes), v.dtype) for v in made}}
+        wanted.append(list(call.op.scratch(**_Arguments(tensors, sizes).of(call.arguments)).values()))
+    return wanted
+
+
+def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return int(torch.Size(shape).numel()) * dtype.itemsize
+
+
+def _tensor(memory: Tensor, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(shape)
+
+
+class _Arguments:
+    """Calls' arguments with tensors for values and whole numbers for sizes."""
+
+    def __init__(self, tensors: Mapping[Value, Tensor], sizes: Sizes) -> None:
+        self.tensors, self.sizes = tensors, sizes
+        self.structs: dict[int, Any] = {}
+
+    def of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self.one(argument) for key, argument in arguments.items()}
+
+    def one(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return self.value(argument)
+        if isinstance(argument, Size):
+            return argument.of(self.sizes)
+        if is_dataclass(argument) and any(True for _ in values_of(argument)):
+            if id(argument) not in self.structs:
+                changed = {field.name: self.one(getattr(argument, field.name)) for field in fields(argument)}
+                self.structs[id(argument)] = replace(argument, **changed)  # type: ignore[type-var]
+            return self.structs[id(argument)]
+        return argument
+
+    def value(self, value: Value) -> Tensor:
+        whole = self.tensors[value.root]
+        return whole if value.root is value else whole.view(value.concrete_shape(self.sizes))

@@ -1,0 +1,125 @@
+"""Decode passes that replay bound launches have the bits of passes that run op by op, logits and caches alike."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lychee.models.batch import Batch
+from lychee.models.compiled import CompiledLlama, bucket
+from lychee.models.kv_cache import KVCache
+from lychee.models.llama import Llama
+from tests.kernels.batches import bits
+
+from .families import VOCAB, save_family
+
+BLOCK_SIZE, BLOCKS_EACH, SEQS = 8, 42, 3
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", {"max_position_embeddings": 400}),
+    "windowed": ("MistralForCausalLM", {"max_position_embeddings": 400, "sliding_window": 40}),
+    "biased": ("Qwen2ForCausalLM", {"max_position_embeddings": 400}),
+    "normed": ("Qwen3ForCausalLM", {"max_position_embeddings": 400}),
+}
+FORMATS = [
+    (torch.float32, None, torch.float32),
+    (torch.bfloat16, "int8", torch.int8),
+    (torch.float16, "int4", torch.float16),
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    @cache
+    def made(family):
+        path = tmp_path_factory.mktemp(family)
+        save_family(path, FAMILIES[family][0], **FAMILIES[family][1], hidden_size=64)
+        return path
+
+    return made
+
+
+def cache_of(model, kv_dtype):
+    kv = KVCache.allocate(model.config, SEQS * BLOCKS_EACH, BLOCK_SIZE, kv_dtype, "cpu")
+    generator = torch.Generator().manual_seed(1)
+    if kv_dtype is torch.int8:  # scales are part of it: any bytes would be NaN now and then
+        kv.storage.copy_(torch.randint(0, 60, kv.storage.shape, generator=generator))
+    else:
+        kv.storage.copy_(torch.randn(kv.storage.shape, generator=generator))
+    return kv
+
+
+@st.composite
+def batches(draw):
+    """Trees of one to three sequences; contexts on both sides of where buckets end."""
+    trees, contexts, tables = [], [], []
+    for seq in range(draw(st.integers(1, SEQS))):
+        size = draw(st.sampled_from([1, 1, 2, 4, 7]))
+        chain = draw(st.booleans())
+        trees.append([-1, *(i if chain else draw(st.integers(0, i)) for i in range(size - 1))])
+        contexts.append(draw(st.sampled_from([0, 1, 30, 63, 64, 65, 130, 255, 256, 257, 300])))
+        needed = -(-(contexts[-1] + size) // BLOCK_SIZE)
+        tables.append(list(range(seq * BLOCKS_EACH, seq * BLOCKS_EACH + needed)))
+    tokens = [draw(st.lists(st.integers(0, VOCAB - 1), min_size=len(t), max_size=len(t))) for t in trees]
+    rows = draw(st.none() | st.lists(st.integers(0, sum(map(len, trees)) - 1), min_size=0, max_size=4))
+    return Batch.decode(tokens, trees, contexts, tables, BLOCK_SIZE, "cpu", rows)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=["fp32", "int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(passes=st.lists(batches(), min_size=1, max_size=6))
+def test_a_replayed_pass_has_the_bits_of_one_that_runs_op_by_op(saved, family, fmt, passes):
+    dtype, quant, kv_dtype = fmt
+    model = Llama.load(saved(family), "cpu", dtype, quant)
+    plain, kv = cache_of(model, kv_dtype), cache_of(model, kv_dtype)
+    compiled = CompiledLlama(model, kv, after=0)
+    for batch in (*passes, *passes):
+        assert bits(compiled.forward(batch)) == bits(model.forward(batch, plain))
+        assert bits(kv.storage) == bits(plain.storage)
+
+
+def chain(length, context):
+    table = list(range(-(-(context + length) // BLOCK_SIZE)))
+    return Batch.decode([[1] * length], [list(range(-1, length - 1))], [context], [table], BLOCK_SIZE, "cpu")
+
+
+def test_a_kind_of_pass_is_lowered_when_it_has_come_a_few_times(saved):
+    model = Llama.load(saved("llama"))
+    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=2)
+    lowered = [compiled._of(bucket(chain(2, 20 + n)), True) for n in range(4)]
+    assert [x is not None for x in lowered] == [False, False, True, True]
+    assert lowered[2] is lowered[3]
+
+
+def test_the_number_of_lowered_passes_is_bounded_and_the_oldest_goes(saved, monkeypatch):
+    monkeypatch.setattr("lychee.models.compiled.KEPT", 3)
+    model = Llama.load(saved("llama"))
+    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=0)
+    first = compiled._of(bucket(chain(1, 5)), True)
+    for length in (2, 3):
+        compiled._of(bucket(chain(length, 5)), True)
+    assert compiled._of(bucket(chain(1, 5)), True) is first
+    for length in (2, 4, 5):
+        compiled._of(bucket(chain(length, 5)), True)
+    assert len(compiled._lowered) == 3
+    assert compiled._of(bucket(chain(1, 5)), True) is not first
+
+
+def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
+    sizes = [bucket(chain(3, context)) for context in range(1, 400)]
+    assert len({tuple(s.values()) for s in sizes}) <= 12
+    for context, size in zip(range(1, 400), sizes, strict=True):
+        assert size["max_context"] >= context
+        assert size["max_blocks"] * BLOCK_SIZE >= context + 3
+
+
+def test_prefill_and_passes_without_logits_run_op_by_op(saved):
+    model = Llama.load(saved("llama"))
+    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=0)
+    prompt = Batch.prefill([[1, 2, 3]], [0], [[0]], BLOCK_SIZE, "cpu")
+    assert compiled.forward(prompt).shape == (3, VOCAB)
+    silent = Batch.decode([[1]], [[-1]], [3], [[0]], BLOCK_SIZE, "cpu", logit_rows=[])
+    assert compiled.forward(silent).shape == (0, VOCAB)
+    assert not compiled._lowered
