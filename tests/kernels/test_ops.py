@@ -17,7 +17,7 @@ AXES = {
     "num_seqs": [st.integers(1, 3)],
     "num_layers": [st.integers(1, 3)],
     "max_path": [st.integers(1, 6)],
-    "max_nodes": [st.integers(1, 9)],
+    "max_nodes": [st.integers(1, 9), st.integers(20, 33)],
     "max_rows": [st.integers(1, 40)],
     "max_context": [st.sampled_from([0, 1, 5, 31, 32, 33, 50, 64, 80]), st.sampled_from([256, 300, 600, 1100])],
     "window": [st.just(0), st.sampled_from([1, 7, 32, 45]), st.just(300)],
