@@ -265,7 +265,7 @@ def attention_prefill(
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     if sizes.runs_on_cpu(q):
-        block_m, tile, split = min(32, next_power_of_2(paging.max_rows * group)), TILE, SPLIT
+        block_m, tile, split = 8 if paging.max_rows * group <= 64 else 32, TILE, SPLIT  # few, for each is compiled
     else:
         block_m, tile = (128, 64) if q.element_size() == 2 else (32, 32)  # larger ones spill registers
         split = 0  # tensor cores sum prefill's tiles in another order than decode's anyway

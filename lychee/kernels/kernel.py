@@ -2,6 +2,9 @@
 
 A launch on CPU tensors goes through Python generated for the kernel: a key of what Triton would specialise on finds the
 compiled variant, one `struct.pack` makes the packet, one native call runs it. Any other launch is Triton's own.
+
+Triton makes a constant of every integer argument that is 1. Here only constexpr parameters are constants: sizes of 1
+come and go with the requests, and each would compile a kernel.
 """
 
 from __future__ import annotations
@@ -122,18 +125,17 @@ class Kernel:
         """Python for the kinds of arguments seen so far: constexpr, tensor, scalar or (both, by turns) mixed."""
         names = self.jit.arg_names
         key, on_cpu = [], []
-        for name, kind, parameter in zip(names, self._kinds, self.jit.params, strict=True):
-            scalar = f"{name}.__class__" if parameter.do_not_specialize else f"({name} is _one_ or {name}.__class__)"
+        for name, kind in zip(names, self._kinds, strict=True):
             if kind == "constexpr":
                 key.append(name)
             elif kind == "tensor":
                 key.append(f"{name}.dtype")
                 on_cpu.append(f"{name}.is_cpu")
             elif kind == "mixed":
-                key.append(f"{name}.dtype if isinstance({name}, _Tensor_) else {scalar}")
+                key.append(f"{name}.dtype if isinstance({name}, _Tensor_) else {name}.__class__")
                 on_cpu.append(f"(not isinstance({name}, _Tensor_) or {name}.is_cpu)")
             else:
-                key.append(scalar)
+                key.append(f"{name}.__class__")
         constants = [name for name, kind in zip(names, self._kinds, strict=True) if kind == "constexpr"]
         source = _SOURCE.format(
             name=self.__name__,
@@ -149,7 +151,6 @@ class Kernel:
             **self._defaults,
             "_constexpr_": tl.constexpr,
             "_Tensor_": Tensor,
-            "_one_": 1,
             "_resolve_": _resolved,
             "_variants_": self._variants,
             "_errors_": (AttributeError, KeyError, TypeError, struct.error),
@@ -171,7 +172,7 @@ class Kernel:
             self._generate()
 
     def _keyed(self, values: Iterable[Any]) -> bool:
-        """Whether the key tells these values apart as finely as Triton does."""
+        """Whether the key tells these values apart as finely as they are compiled."""
         for value, kind in zip(values, self._kinds, strict=True):
             if kind == "constexpr":
                 if not isinstance(value, _CONSTANTS):
@@ -196,20 +197,26 @@ class Kernel:
             return None
         self._learn(values)
         if not on_cpu or not self._keyed(values):
-            function, launcher = compiled(self.jit, values, options)
+            function, launcher = self._compiled(values, options)
             return launcher.packet(function, grid, values)
         key = self._key(*values, options)
         widths = tuple(map(_width, values))
         if any(widths):  # the plain key is of 32-bit integers, which `struct` checks
             key = (key, widths)
         if key not in self._variants:
-            function, launcher = compiled(self.jit, values, options)
+            function, launcher = self._compiled(values, options)
             self._variants[key] = self._variant(function, launcher)
         try:
             return self._variants[key](grid, *values)
         except struct.error:
-            function, launcher = compiled(self.jit, values, options)
+            function, launcher = self._compiled(values, options)
             return launcher.packet(function, grid, values)  # says what is wrong
+
+    def _compiled(self, values: Iterable[Any], options: dict[str, Any]) -> tuple[int, Launcher]:
+        """`compiled` for arguments like these, but for the integers that are 1."""
+        pairs = zip(values, self._kinds, strict=True)
+        plain = [2 if type(value) is int and value == 1 and kind != "constexpr" else value for value, kind in pairs]
+        return compiled(self.jit, plain, options)
 
     def _variant(self, function: int, launcher: Launcher) -> Callable[..., bytes]:
         """Packs the grid and the arguments of one compiled variant."""

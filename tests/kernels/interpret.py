@@ -17,11 +17,11 @@ from tests.kernels.test_ops import AXES, check
 
 EXAMPLES = 6
 SMALLER = {  # it takes a millisecond or so for every op of every program
-    "max_context": st.sampled_from([0, 5, 33]),
-    "max_nodes": st.integers(1, 5),
-    "max_rows": st.integers(1, 9),
-    "num_samples": st.integers(1, 2),
-    "vocab": st.sampled_from([1, 64, 1025]),
+    "max_context": [st.sampled_from([0, 5, 33])],
+    "max_nodes": [st.integers(1, 5)],
+    "max_rows": [st.integers(1, 9)],
+    "num_samples": [st.integers(1, 2)],
+    "vocab": [st.sampled_from([1, 64, 1025])],
 }
 
 

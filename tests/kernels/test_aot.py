@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,22 +78,27 @@ def run(tmp_path_factory):
     return run
 
 
-def usages(result):
+def usages(printed):
     """The lines of the printed tables as dicts, keyed by the header; failures are left out."""
-    header, *lines = (line.split() for line in result.stdout.splitlines())
+    header, *lines = (line.split() for line in printed.splitlines())
     return [dict(zip(header, line, strict=True)) for line in lines if line[1] != "failed" and line != header]
 
 
 @pytest.fixture(scope="module")
 def everything(run):
-    return run("-m", "lychee.kernels.aot", "--arch", ",".join(ARCHS), "--dtype", ",".join(DTYPES))
+    """What all ops print and what goes wrong; the architectures at once, each in its process."""
+    flags = ("-m", "lychee.kernels.aot", "--dtype", ",".join(DTYPES), "--arch")
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda arch: run(*flags, arch), ARCHS))
+    return "".join(r.stdout for r in results), "".join(r.stderr for r in results)
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_op_compiles_without_spills(everything, name):
-    assert not re.search(rf"^{name} +failed.*", everything.stdout, re.MULTILINE), everything.stdout
-    kernels = [usage for usage in usages(everything) if usage["op"] == name]
-    assert {(k["arch"], k["dtype"]) for k in kernels} == {(a, d) for a in ARCHS for d in DTYPES}, everything.stderr
+    printed, errors = everything
+    assert not re.search(rf"^{name} +failed.*", printed, re.MULTILINE), printed
+    kernels = [usage for usage in usages(printed) if usage["op"] == name]
+    assert {(k["arch"], k["dtype"]) for k in kernels} == {(a, d) for a in ARCHS for d in DTYPES}, errors
     assert [k for k in kernels if k["spilled"] != "0"] == []
     assert all(0 < int(k["registers"]) <= 255 for k in kernels)
 
@@ -101,7 +107,7 @@ def test_attention_in_a_window_compiles_without_spills(run):
     ops = ("--op", "attention,attention_prefill", "--dtype", "float32,bfloat16", "--size", "window=1000")
     result = run("-m", "lychee.kernels.aot", "--arch", ",".join(ARCHS), *ops)
     assert result.returncode == 0, result.stdout + result.stderr
-    kernels = usages(result)
+    kernels = usages(result.stdout)
     assert len(kernels) == 3 * 2 * len(ARCHS)
     assert [k for k in kernels if k["spilled"] != "0"] == []
 
@@ -109,7 +115,7 @@ def test_attention_in_a_window_compiles_without_spills(run):
 def test_every_shipped_linear_configuration_compiles_without_spills(run):
     result = run("-c", SHIPPED_LINEARS)
     assert result.returncode == 0, result.stdout + result.stderr
-    kernels = usages(result)
+    kernels = usages(result.stdout)
     assert len(kernels) == 12 * len(ARCHS)
     assert [k for k in kernels if k["spilled"] != "0"] == []
 
