@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lychee import demo
+from lychee.compiler import Lowered, lower, trace
 from lychee.kernels import OPS, Op, attention, draw, linear, lm_head, process_logits
 from lychee.kernels.philox import TARGET
-from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors
+from lychee.kernels.types import NoiseKeys, Queries, SamplingRows, SamplingTensors
 from lychee.models.batch import Batch
+from lychee.models.compiled import bucket, fill
 from lychee.models.config import ModelConfig
 from lychee.models.kv_cache import KVCache
 
@@ -142,6 +144,7 @@ def linear_cases(name: str, config: ModelConfig, rows: Sequence[int], pool: Tens
 def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iterator[Case]:
     """A chain of rows after 100, 512 and 2000 cached tokens in shuffled blocks; a call is one layer with its own cache.
 
+    Ours is what a decode pass does: all layers' launches bound and replayed. `op by op` is the same from Python.
     Torch is given what suits it best: keys and values contiguous per head, the additive mask made beforehand, and of
     two forms the faster: the heads of a group as further rows, or keys and values repeated for every head.
     """
@@ -166,13 +169,33 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
             ),
             "torch, repeated": (heads.contiguous()[None], contiguous.repeat_interleave(group, 2), mask),
         }
-        ours = partial(_paged, q, kv, batch, head_dim**-0.5)
-        expected = ours().transpose(0, 1)
-        sides: dict[str, Call] = {"ours": ours}
+        scale = head_dim**-0.5
+        lowered = _bound(q, kv, batch, scale)
+        sides: dict[str, Call] = {"ours": lowered.replay, "op by op": partial(_paged, q, kv, batch, scale)}
+        expected = sides["op by op"]().transpose(0, 1)
+        lowered.replay()
+        torch.testing.assert_close(lowered.result, expected.transpose(0, 1), rtol=0, atol=0)
         for form, (query, caches, bias) in forms.items():
             sides[form] = partial(_sdpa, query, list(caches.unsqueeze(2)), bias if num_rows > 1 else None)
             torch.testing.assert_close(sides[form]().view(expected.shape), expected, rtol=1e-3, atol=1e-3)
         yield Case("attention", name, f"{keys} keys", num_rows, sides, config.num_layers)
+
+
+@dataclass(frozen=True)
+class _Attended:
+    q: Queries
+    batch: Batch
+
+
+def _bound(q: Tensor, kv: KVCache, batch: Batch, scale: float) -> Lowered:
+    """The launches of `_paged` as a decode pass has them."""
+    program = trace(
+        lambda given: _paged(given.q, kv, given.batch, scale), _Attended, "cpu", block_size=BLOCK_SIZE, logit_rows=None
+    )
+    lowered = lower(program, {**bucket(batch), "num_heads": q.shape[1], "head_dim": q.shape[2]})
+    lowered.inputs[0].copy_(q)
+    fill(lowered.inputs[1:], batch)
+    return lowered
 
 
 def _paged(q: Tensor, kv: KVCache, batch: Batch, scale: float) -> Tensor:

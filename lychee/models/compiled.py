@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -38,8 +39,7 @@ class CompiledLlama:
         can = self.binds and batch.is_decode and not no_logits
         if not can or (lowered := self._of(bucket(batch), batch.logit_rows is None)) is None:
             return self.model.forward(batch, self.kv)
-        for place, given in zip(lowered.inputs, _tensors(batch), strict=True):
-            (place if place.shape == given.shape else place[:, : given.shape[1]]).copy_(given)
+        fill(lowered.inputs, batch)
         lowered.replay()
         return lowered.result
 
@@ -92,9 +92,10 @@ def bucket(batch: Batch) -> Sizes:
     }
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    """In the order of a traced program's inputs."""
+def fill(places: Sequence[Tensor], batch: Batch) -> None:
+    """Write a batch into the inputs that a program has for one. Its block tables may be narrower than theirs."""
     paging = batch.paging
     tables = paging.cu_seqlens_q, paging.seq_idx, paging.context_lens, paging.block_tables
-    rest = (batch.ancestors, batch.logit_rows)
-    return [batch.tokens, batch.positions, batch.slot_mapping, *tables, *(t for t in rest if t is not None)]
+    given = batch.tokens, batch.positions, batch.slot_mapping, *tables, batch.ancestors, batch.logit_rows
+    for place, tensor in zip(places, (t for t in given if t is not None), strict=True):
+        (place if place.shape == tensor.shape else place[:, : tensor.shape[1]]).copy_(tensor)
