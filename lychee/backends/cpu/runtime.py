@@ -93,15 +93,13 @@ define internal i64 @first_of(i64 %total, i64 %thread, i64 %team) alwaysinline {
   ret i64 %first
 }
 
+; A thread takes programs of its own range, three quarters of what is left each time, then of the others' ranges.
 define internal void @share(ptr %packet, ptr %counters, i64 %parity, i64 %thread, i64 %team) {
 entry:
   %total = call i64 @size(ptr %packet)
   %other = xor i64 %parity, 1
   %old = call ptr @counter(ptr %counters, i64 %thread, i64 %other)
   store i64 0, ptr %old
-  %parts = shl i64 %team, 4
-  %part = udiv i64 %total, %parts
-  %chunk = call i64 @llvm.umax.i64(i64 %part, i64 1)
   br label %victims
 victims:
   %v = phi i64 [ 0, %entry ], [ %v_next, %exhausted ]
@@ -118,9 +116,12 @@ visit:
 look:
   %seen = load atomic i64, ptr %next_at monotonic, align 8
   %seen_at = add i64 %low, %seen
-  %left = icmp ult i64 %seen_at, %high
-  br i1 %left, label %take, label %exhausted
+  %any = icmp ult i64 %seen_at, %high
+  br i1 %any, label %take, label %exhausted
 take:
+  %left = sub i64 %high, %seen_at
+  %quarter = lshr i64 %left, 2
+  %chunk = sub i64 %left, %quarter ; a call costs what a small program does
   %taken = atomicrmw add ptr %next_at, i64 %chunk monotonic
   %begin = add i64 %low, %taken
   %some = icmp ult i64 %begin, %high
