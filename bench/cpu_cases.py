@@ -21,12 +21,17 @@ from torch import Tensor
 from lychee import demo
 from lychee.compiler import Lowered, lower, trace
 from lychee.kernels import OPS, Op, attention, draw, linear, lm_head, process_logits
+from lychee.kernels.kernel import Launch, Table
 from lychee.kernels.philox import TARGET
+from lychee.kernels.quantized import sample_int4, sample_int8
+from lychee.kernels.stand_in import bound_class
 from lychee.kernels.types import NoiseKeys, Queries, SamplingRows, SamplingTensors
 from lychee.models.batch import Batch
 from lychee.models.compiled import bucket, fill
 from lychee.models.config import ModelConfig
 from lychee.models.kv_cache import KVCache
+from lychee.models.projection import OPS as OPS_OF
+from lychee.models.projection import AnyWeight, moved, parts
 
 BLOCK_SIZE = 16
 SPAN = 32 << 20  # bytes of weights that one run of a linear case reads
@@ -139,6 +144,38 @@ def linear_cases(name: str, config: ModelConfig, rows: Sequence[int], pool: Tens
             sides["read"] = partial(walk.read, reader)
         label = f"{in_features} to {out_features}"
         yield Case("linear", name, label, num_rows, sides, walk.calls, walk.weight_bytes)
+
+
+def pass_cases(name: str, config: ModelConfig, rows: Sequence[int], reader: Reader) -> Iterator[Case]:
+    """All products of a forward pass, head included, by type of weights; a table of bound launches runs them.
+
+    Every layer has weights of its own. Torch multiplies fp32 ones.
+    """
+    q, kv, hidden = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size
+    layer = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
+    layer += [(config.intermediate_size, hidden)] * 2 + [(hidden, config.intermediate_size)]
+    shapes = [*layer * config.num_layers, (config.vocab_size, hidden)]
+    dense = [torch.empty(shape).uniform_(-0.05, 0.05) for shape in shapes]
+    formats: dict[str, Callable[[int, int], AnyWeight]] = {
+        "int4": lambda rows, columns: sample_int4(rows, columns, 32, minimums=1, exact=1, device="cpu"),
+        "int8": lambda rows, columns: moved(sample_int8(rows, columns, 0, "cpu"), "cpu", torch.float32),
+    }
+    for kind in ("fp32", *formats):
+        weights = [formats[kind](*shape) for shape in shapes] if kind in formats else dense
+        read = sum(part.nbytes for weight in weights for part in parts(weight))
+        vector = torch.ones(read // 4)
+        for num_rows in rows:
+            xs = {width: torch.randn(num_rows, width) for _, width in shapes}
+            launches: list[Launch] = []
+            for weight, (_, width) in zip(weights, shapes, strict=True):
+                OPS_OF[type(weight)][0](xs[width].as_subclass(bound_class(launches)), weight)
+
+            def theirs(xs: Mapping[int, Tensor] = xs) -> None:
+                for weight in dense:
+                    F.linear(xs[weight.shape[1]], weight)
+
+            sides = {"ours": Table(launches).replay, "torch": theirs, "read": partial(reader, vector)}
+            yield Case("pass", name, kind, num_rows, sides, 1, read)
 
 
 def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iterator[Case]:

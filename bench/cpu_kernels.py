@@ -1,6 +1,6 @@
 """Times the ops on the CPU beside torch, at the shapes of SmolLM2-135M and the packaged pair.
 
-    python -m bench.cpu_kernels [--section linear,attention,rows,sampling,launch,compile] [--model NAME,...]
+    python -m bench.cpu_kernels [--section linear,pass,attention,rows,sampling,launch,compile] [--model NAME,...]
                                 [--rows 1,2,4,8,16] [--threads N] [--budget SECONDS] [--json FILE]
 
 Both sides run in turn, so that a drift of the machine's speed hits them alike; numbers are medians. A ratio is torch's
@@ -31,10 +31,20 @@ from lychee.kernels.aot import parse_choice
 from lychee.kernels.kernel import kernel
 
 from . import cpu_compile
-from .cpu_cases import Case, Reader, attention_cases, linear_cases, make_pool, models, row_cases, sampling_cases
+from .cpu_cases import (
+    Case,
+    Reader,
+    attention_cases,
+    linear_cases,
+    make_pool,
+    models,
+    pass_cases,
+    row_cases,
+    sampling_cases,
+)
 from .rows import counts
 
-SECTIONS = ("linear", "attention", "rows", "sampling", "launch", "compile")
+SECTIONS = ("linear", "pass", "attention", "rows", "sampling", "launch", "compile")
 VOCABS = (4096, 131072)
 MOST_TURNS = 200
 
@@ -136,7 +146,7 @@ def show(console: Console, timings: Sequence[Timing]) -> None:
     for (section, group), found in groups.items():
         console.print(f"\n{section}, {group}: geometric mean {geometric_mean([t.ratio for t in found]):.2f}")
         table = Table(box=None)
-        table.add_column("us, torch / ours, by rows")
+        table.add_column("us, torch / ours" + (", of bandwidth" if section == "pass" else "") + ", by rows")
         rows = sorted({timing.rows for timing in found})
         for heading in (*map(str, rows), *(["of bandwidth"] if section == "linear" else [])):
             table.add_column(heading, justify="right")
@@ -144,6 +154,8 @@ def show(console: Console, timings: Sequence[Timing]) -> None:
             by_rows = {timing.rows: timing for timing in found if timing.label == label}
             cells = [f"{by_rows[n].seconds['ours'] * 1e6:.1f} {by_rows[n].ratio:5.2f}" for n in rows]
             shares = [f"{t.of_read:.0%}" for t in by_rows.values() if t.of_read is not None]
+            if section == "pass":
+                cells, shares = [f"{cell} {share:>4}" for cell, share in zip(cells, shares, strict=True)], []
             table.add_row(label, *cells, *shares)
         console.print(table)
 
@@ -167,6 +179,8 @@ def cases(args: argparse.Namespace, pool: Tensor, reader: Reader) -> Iterator[Ca
     for name, config in ((name, config) for name, config in models().items() if name in args.model):
         if "linear" in args.section:
             yield from linear_cases(name, config, args.rows, pool, reader)
+        if "pass" in args.section:
+            yield from pass_cases(name, config, args.rows, reader)
         if "attention" in args.section:
             yield from attention_cases(name, config, args.rows)
         if "rows" in args.section:

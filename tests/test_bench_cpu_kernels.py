@@ -18,19 +18,21 @@ def run(tmp_path, *flags):
 
 
 def test_every_case_of_the_asked_sections_is_timed(tmp_path, capsys):
-    flags = ["--section", "linear,attention,rows", "--model", "demo-draft", "--rows", "1,2", "--pool", "5"]
+    flags = ["--section", "linear,pass,attention,rows", "--model", "demo-draft", "--rows", "1,2", "--pool", "5"]
     record = run(tmp_path, *flags)
     timed = {(t["section"], t["label"], t["rows"]) for t in record["timings"]}
     shapes = ["128 to 128", "128 to 64", "128 to 224", "224 to 128", "128 to 4096"]
     labels = [("linear", shape) for shape in shapes] + [("attention", "100 keys"), ("attention", "512 keys")]
+    labels += [("pass", kind) for kind in ("fp32", "int4", "int8")]
     labels += [("rows", op) for op in ("rms_norm", "add_rms_norm", "rope_store", "swiglu")]
     assert timed == {(*label, rows) for label in labels for rows in (1, 2)}
     for timing in record["timings"]:
         theirs = min(seconds for side, seconds in timing["seconds"].items() if side.startswith("torch"))
         assert timing["ratio"] == pytest.approx(theirs / timing["seconds"]["ours"])
-        assert (timing["of_read"] is not None) == (timing["section"] == "linear" and timing["rows"] == 1)
+        read = timing["section"] == "pass" or (timing["section"] == "linear" and timing["rows"] == 1)
+        assert (timing["of_read"] is not None) == read
     assert set(record["geometric_means"]) == {
-        s for n in ("linear", "attention", "rows") for s in (n, f"{n}, demo-draft")
+        s for n in ("linear", "pass", "attention", "rows") for s in (n, f"{n}, demo-draft")
     }
     assert "224 to 128" in capsys.readouterr().out
 

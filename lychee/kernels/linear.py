@@ -30,6 +30,8 @@ class Config(NamedTuple):
     block_k: int
     num_warps: int
     num_stages: int
+    rows: int = 0  # the number of rows that the kernel is compiled for; 0: any
+    width: int = 0  # in_features, likewise
 
 
 def decode_config(out_features: int, dtype: torch.dtype) -> Config:
@@ -43,13 +45,16 @@ def decode_config(out_features: int, dtype: torch.dtype) -> Config:
 
 @cache
 def cpu_config(num_tokens: int, out_features: int, in_features: int) -> Config:
-    """All rows of a decode batch in one tile, so that weights stream once; block_k divides in_features if it can.
+    """Up to 16 rows in one tile, so that weights stream once; block_k divides in_features if it can.
 
-    Rows are computed by fours up to the last, so a tile may be larger than the batch.
+    What a speculative round verifies has a kernel for each number of rows: blocks then have as many, and rows lie at
+    known distances. More rows go by tiles of 16, and weights are read anew for each, from a cache.
     """
-    block_m = next(size for size in (1, 2, 4, 16, 64) if size >= min(num_tokens, 64))  # few, for each is compiled
+    block_m = next(size for size in (1, 2, 4, 8, 16) if size >= min(num_tokens, 16))  # few, for each is compiled
     block_k = max(64, min(256, in_features & -in_features))
-    return Config(block_m, 16 if out_features < 1024 else 32, block_k, 1, 1)
+    width = 0 if in_features % block_k else in_features
+    rows = num_tokens if width and num_tokens <= 16 else 0
+    return Config(block_m, 16 if out_features < 1024 else 32, block_k, 1, 1, rows, width)
 
 
 def prefill_config(dtype: torch.dtype) -> Config:
@@ -113,14 +118,16 @@ def _weight_tile(
     in_features,
     DTYPE: tl.constexpr,
     GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_K] in DTYPE. Scales of groups are applied, and BLOCK_K then divides in_features."""
+    """[BLOCK_N, BLOCK_K] in DTYPE. Scales of groups are applied, and BLOCK_K then divides in_features, as for WHOLE."""
     offs_k = start + tl.arange(0, BLOCK_K)
     at = weight_ptr + offs_n[:, None] * in_features + offs_k[None, :]
     if GROUP == 0:
-        weight = tl.load(at, mask=mask_n[:, None] & (offs_k < in_features)[None, :], other=0)
+        mask = mask_n[:, None] if WHOLE else mask_n[:, None] & (offs_k < in_features)[None, :]
+        weight = tl.load(at, mask=mask, other=0)
     else:
         offs_g = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
         scales_at = scales_ptr + offs_n[:, None] * (in_features // GROUP) + offs_g[None, :]
@@ -131,11 +138,24 @@ def _weight_tile(
 
 
 @triton.jit
-def _dot_tile(acc, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def _dot_tile(
+    acc,
+    weight,
+    x_ptr,
+    tile,
+    num_tokens,
+    in_features,
+    start,
+    WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """acc [BLOCK_N, BLOCK_M] plus weight [BLOCK_N, BLOCK_K] times one row tile's features, transposed."""
     offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_k = start + tl.arange(0, BLOCK_K)
-    mask = (offs_m < num_tokens)[None, :] & (offs_k < in_features)[:, None]
+    mask = (offs_m < num_tokens)[None, :]
+    if not WHOLE:
+        mask = mask & (offs_k < in_features)[:, None]
     x = tl.load(x_ptr + offs_m[None, :] * in_features + offs_k[:, None], mask=mask, other=0.0)
     return tl.dot(weight, x, acc, input_precision="ieee")
 
@@ -158,6 +178,8 @@ def linear_kernel(
     out_features,
     in_features,
     GROUP: tl.constexpr,
+    ROWS: tl.constexpr,  # num_tokens, where the kernel is compiled for that many; else 0
+    WIDTH: tl.constexpr,  # in_features, where it is compiled for that many and BLOCK_K divides them; else 0
     ROW_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -165,6 +187,10 @@ def linear_kernel(
 ):
     # Row tiles are the fastest grid axis: programs that share weights run together and the weights leave memory once.
     tile = tl.program_id(0) * ROW_TILES
+    if ROWS > 0:
+        tile, num_tokens = tl.full((), 0, tl.int32), ROWS
+    if WIDTH > 0:
+        in_features = WIDTH
     offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < out_features
     acc_0 = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
@@ -176,14 +202,20 @@ def linear_kernel(
         # by dots of one shape, whatever their number, so that a row is summed alike in any batch.
         dtype = x_ptr.dtype.element_ty
         weight = _weight_tile(
-            weight_ptr, scales_ptr, offs_n, mask_n, start, in_features, dtype, GROUP, BLOCK_N, BLOCK_K
+            weight_ptr, scales_ptr, offs_n, mask_n, start, in_features, dtype, GROUP, WIDTH > 0, BLOCK_N, BLOCK_K
         )
-        acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+        acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K)
         if ROW_TILES > 1:
-            acc_1 = _dot_tile(acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+            acc_1 = _dot_tile(
+                acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
+            )
         if ROW_TILES > 2:
-            acc_2 = _dot_tile(acc_2, weight, x_ptr, tile + 2, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
-            acc_3 = _dot_tile(acc_3, weight, x_ptr, tile + 3, num_tokens, in_features, start, BLOCK_M, BLOCK_K)
+            acc_2 = _dot_tile(
+                acc_2, weight, x_ptr, tile + 2, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
+            )
+            acc_3 = _dot_tile(
+                acc_3, weight, x_ptr, tile + 3, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
+            )
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
@@ -258,6 +290,8 @@ def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         out_features,
         in_features,
         0,
+        config.rows,
+        config.width,
         row_tiles,
         config.block_m,
         config.block_n,

@@ -1,7 +1,7 @@
 """Linear layers over int4 weights, for any number of rows: decode class, prefill and the language-model head.
 
-A packed byte holds two weights 16 apart, so there are two products: of the low halves, and of the high ones, each with
-its own half of x. Their sums are added at the end.
+A packed byte holds two weights 16 apart, so there are two products, of the low halves and of the high ones, each with
+its own half of x, that add to one sum.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def _cost(x: Tensor, weight: Int4Weight, item: int, more: int) -> Cost:
 
 @triton.jit
 def _dot_halves(
-    low_acc,
-    high_acc,
+    acc,
     low,
     high,
     x_ptr,
@@ -110,16 +109,15 @@ def _dot_halves(
     BLOCK_M: tl.constexpr,
     HALF_K: tl.constexpr,
 ):
-    """Sums [BLOCK_N, BLOCK_M] plus halves of a weight tile [BLOCK_N, HALF_K] times one row tile's features."""
+    """acc [BLOCK_N, BLOCK_M] plus halves of a weight tile [BLOCK_N, HALF_K] times one row tile's features."""
     offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = (offs_m < num_tokens)[None, None, :]
     offs_k = start + tl.arange(0, HALF_K // RUN)[:, None] * (2 * RUN) + tl.arange(0, RUN)[None, :]
     at = x_ptr + offs_m[None, None, :] * in_features + offs_k[:, :, None]
     low_x = tl.reshape(tl.load(at, mask=mask, other=0.0), (HALF_K, BLOCK_M))
     high_x = tl.reshape(tl.load(at + RUN, mask=mask, other=0.0), (HALF_K, BLOCK_M))
-    low_acc = tl.dot(low, low_x, low_acc, input_precision="ieee")
-    high_acc = tl.dot(high, high_x, high_acc, input_precision="ieee")
-    return low_acc, high_acc
+    acc = tl.dot(low, low_x, acc, input_precision="ieee")
+    return tl.dot(high, high_x, acc, input_precision="ieee")
 
 
 @kernel(do_not_specialize=["num_tokens"])
@@ -135,6 +133,8 @@ def _linear_int4_kernel(
     in_features,
     GROUP: tl.constexpr,
     RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
     ROW_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -144,23 +144,25 @@ def _linear_int4_kernel(
     HALF_K: tl.constexpr = BLOCK_K // 2
     PER_BLOCK: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1  # scales of a row in a tile
     tile = tl.program_id(0) * ROW_TILES
+    if ROWS > 0:
+        tile, num_tokens = tl.full((), 0, tl.int32), ROWS
+    if WIDTH > 0:
+        in_features = WIDTH
     offs_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < out_features
-    low_0 = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    high_0 = low_0
-    low_1 = low_0
-    high_1 = low_0
+    acc_0 = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    acc_1 = acc_0
     for start in range(0, in_features, BLOCK_K):
         offs_b = start // 2 + tl.arange(0, HALF_K)
         packed_at = packed_ptr + offs_n[:, None] * (in_features // 2) + offs_b[None, :]
-        packed = tl.load(packed_at, mask=mask_n[:, None], other=0)
+        packed = tl.load(packed_at, mask=mask_n[:, None], other=0).to(tl.int32)
         offs_g = start // GROUP + tl.arange(0, PER_BLOCK)
         at = offs_n[:, None] * (in_features // GROUP) + offs_g[None, :]
         scales = tl.load(scales_ptr + at, mask=mask_n[:, None], other=0.0).to(tl.float32)
         scales = widened(scales, BLOCK_N, PER_BLOCK, HALF_K // PER_BLOCK)
         if minimums_ptr is None:
-            low = ((packed & 15).to(tl.int8) - 8).to(tl.float32) * scales
-            high = ((packed >> 4).to(tl.int8) - 8).to(tl.float32) * scales
+            low = ((packed & 15) - 8).to(tl.float32) * scales
+            high = ((packed >> 4) - 8).to(tl.float32) * scales
         else:
             minimums = tl.load(minimums_ptr + at, mask=mask_n[:, None], other=0.0).to(tl.float32)
             minimums = widened(minimums, BLOCK_N, PER_BLOCK, HALF_K // PER_BLOCK)
@@ -168,19 +170,15 @@ def _linear_int4_kernel(
             high = tl.fma((packed >> 4).to(tl.float32), scales, minimums)
         low = low.to(x_ptr.dtype.element_ty)
         high = high.to(x_ptr.dtype.element_ty)
-        low_0, high_0 = _dot_halves(
-            low_0, high_0, low, high, x_ptr, tile, num_tokens, in_features, start, RUN, BLOCK_M, HALF_K
-        )
+        acc_0 = _dot_halves(acc_0, low, high, x_ptr, tile, num_tokens, in_features, start, RUN, BLOCK_M, HALF_K)
         if ROW_TILES > 1:
-            low_1, high_1 = _dot_halves(
-                low_1, high_1, low, high, x_ptr, tile + 1, num_tokens, in_features, start, RUN, BLOCK_M, HALF_K
-            )
+            acc_1 = _dot_halves(acc_1, low, high, x_ptr, tile + 1, num_tokens, in_features, start, RUN, BLOCK_M, HALF_K)
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    store_tile(y_ptr, low_0 + high_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
+    store_tile(y_ptr, acc_0, bias, tile, offs_n, num_tokens, out_features, BLOCK_M)
     if ROW_TILES > 1:
-        store_tile(y_ptr, low_1 + high_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
+        store_tile(y_ptr, acc_1, bias, tile + 1, offs_n, num_tokens, out_features, BLOCK_M)
 
 
 def _launch(y: Tensor, x: Tensor, weight: Int4Weight, bias: Tensor | None, prefill: bool = False) -> None:
@@ -191,6 +189,8 @@ def _launch(y: Tensor, x: Tensor, weight: Int4Weight, bias: Tensor | None, prefi
         config = config._replace(block_k=block_k(in_features, config.block_k))
     else:
         config = gpu_config(out_features, in_features, prefill, True)
+        if x.dtype is torch.float32 and not prefill:
+            config = config._replace(block_n=32)  # wider tiles of fp32 spill registers
         row_tiles = 2 if not prefill and num_tokens > config.block_m else 1
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     _linear_int4_kernel[cdiv(num_tokens, row_tiles * config.block_m), cdiv(out_features, config.block_n)](
@@ -205,6 +205,8 @@ def _launch(y: Tensor, x: Tensor, weight: Int4Weight, bias: Tensor | None, prefi
         in_features,
         group,
         RUN,
+        config.rows,
+        config.width,
         row_tiles,
         config.block_m,
         config.block_n,

@@ -107,6 +107,8 @@ def _launch(y: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None, prefi
         out_features,
         in_features,
         group,
+        config.rows,
+        config.width,
         row_tiles,
         config.block_m,
         config.block_n,

@@ -58,7 +58,7 @@ def test_every_tile_of_rows_that_a_program_takes_is_right(form, row_tiles):
         made = Int8Weight(torch.randint(-127, 128, (20, 64), dtype=torch.int8), torch.rand(20, groups) / 64)
         weight, scales, group, dense = made.values, made.scales, 32 if groups == 2 else 0, dequantize(made)
     grid = (-(-13 // (4 * row_tiles)), 2)
-    linear_kernel[grid](y, x, weight, scales, bias, 13, 20, 64, group, row_tiles, 4, 16, 32)
+    linear_kernel[grid](y, x, weight, scales, bias, 13, 20, 64, group, 0, 0, row_tiles, 4, 16, 32)
     torch.testing.assert_close(y, x @ dense.T + bias, rtol=1e-4, atol=1e-3)
 
 
@@ -69,6 +69,6 @@ def test_every_tile_of_rows_is_right_over_int4(minimums, row_tiles):
     weight = sample_int4(20, 64, 32, int(minimums), 1, "cpu")
     x, y = torch.randn(13, 64), torch.zeros(13, 20)
     grid = (-(-13 // (4 * row_tiles)), 2)
-    sizes = 13, 20, 64, 32, RUN, row_tiles, 4, 16, 32
+    sizes = 13, 20, 64, 32, RUN, 0, 0, row_tiles, 4, 16, 32
     _linear_int4_kernel[grid](y, x, weight.packed, weight.scales, weight.minimums, None, *sizes)
     torch.testing.assert_close(y, x @ dequantize(weight).T, rtol=1e-4, atol=1e-3)

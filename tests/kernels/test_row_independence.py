@@ -196,6 +196,21 @@ def test_a_decoded_row_has_the_bits_of_the_prefilled_one(dtype):
             assert bits(launched(attention, {**chunk, "ancestors": root})) == bits(want[row : row + 1]), (heads, row)
 
 
+FEW = {"linear": {"has_bias": 1}, "linear_int8": {"has_bias": 0, "grouped": 0}}
+FEW["linear_int4"] = {"has_bias": 0, "group_kind": 0, "has_minimums": 1, "exact_scales": 1}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_rows_have_the_bits_that_they_have_among_many(name):
+    """The CPU has a kernel for each number of rows up to 16, and one for all others."""
+    torch.manual_seed(4)
+    inputs = OPS[name].sample(torch.float32, DEVICE, num_tokens=21, in_features=192, out_features=50, **FEW[name])
+    want = launched(OPS[name], inputs)
+    torch.testing.assert_close(want, OPS[name].reference(**inputs), rtol=1e-4, atol=1e-4)
+    for rows in (1, 2, 3, 5, 7, 8, 9, 16):
+        assert bits(launched(OPS[name], {**inputs, "x": inputs["x"][:rows].contiguous()})) == bits(want[:rows]), rows
+
+
 def test_a_row_whose_order_depends_on_the_batch_is_found(monkeypatch):
     shipped = OPS["linear"].launch
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from . import dot, elementwise, memory, reduce
+from .demand import stored_by_columns
 from .errors import UnsupportedError
 from .frame import Buffer, Frame, Index, Induction
 from .llvm import Val, integer
@@ -40,7 +41,7 @@ def fill(f: Frame, pairs: Sequence[tuple[Value, Buffer]]) -> None:
 def hold(f: Frame, values: list[Value]) -> None:
     """Give the forced tiles their buffers."""
     if values:
-        buffers = [f.buffer(v.type) for v in values]
+        buffers = [f.buffer(v.type, turned=stored_by_columns(f, v)) for v in values]
         fill(f, list(zip(values, buffers, strict=True)))
         f.buffers.update(zip(values, buffers, strict=True))
         values.clear()

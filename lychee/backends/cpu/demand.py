@@ -10,9 +10,10 @@ from collections.abc import Hashable
 
 from . import elementwise
 from .frame import Frame
+from .llvm import BYTES
 from .memory import whole
 from .nests import Term, growth, mask_terms
-from .ttir import Value
+from .ttir import Op, Value
 
 LAYOUT = ("tt.expand_dims", "tt.broadcast", "tt.splat")
 
@@ -38,19 +39,36 @@ def origin(term: Term) -> Hashable:
     return source(term.op.results[0])
 
 
-def watched(f: Frame, value: Value) -> dict[int, frozenset[Hashable]]:
-    """For each axis, comparisons in the masks of all stores of what the value becomes; {} if it goes elsewhere."""
-    found: list[dict[int, frozenset[Hashable]]] = []
+def _stores(f: Frame, value: Value) -> list[Op]:
+    """The stores of what the value becomes, element for element; none if it goes elsewhere too."""
+    found: list[Op] = []
     stack = [value]
     while stack:
         here = stack.pop()
         for op in f.uses.get(here, []):
-            if op.name == "tt.store" and here is op.operands[1] and len(op.operands) > 2:
-                found.append(_store_terms(f, op.operands[2]))
+            if op.name == "tt.store" and here is op.operands[1]:
+                found.append(op)
             elif elementwise.supports(op.name) and op.results[0].type.shape == value.type.shape:
                 stack.append(op.results[0])
             else:
-                return {}
+                return []
+    return found
+
+
+def stored_by_columns(f: Frame, value: Value) -> bool:
+    """Whether it is a matrix that goes to memory alone, where the elements of a column lie side by side."""
+    stores = _stores(f, value) if len(value.type.shape) == 2 else []
+    strides = [f.strides.of(op.operands[0]) for op in stores]
+    sizes = [BYTES[op.operands[0].type.pointee] for op in stores]
+    return bool(stores) and all(s[0] == size != s[1] for s, size in zip(strides, sizes, strict=True))
+
+
+def watched(f: Frame, value: Value) -> dict[int, frozenset[Hashable]]:
+    """For each axis, comparisons in the masks of all stores of what the value becomes; {} if it goes elsewhere."""
+    stores = _stores(f, value)
+    if not all(len(op.operands) > 2 for op in stores):
+        return {}
+    found = [_store_terms(f, op.operands[2]) for op in stores]
     axes = range(len(value.type.shape))
     return {a: frozenset.intersection(*(t.get(a, frozenset()) for t in found)) for a in axes} if found else {}
 

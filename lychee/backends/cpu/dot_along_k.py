@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from . import elementwise
 from .demand import source
 from .dot_blocks import (
     LEFT,
@@ -16,36 +17,48 @@ from .dot_blocks import (
     Product,
     each_block,
     lines_at,
+    live_part,
     moved,
     multiply_add,
     runs_over,
     store_block,
 )
 from .frame import Frame
-from .llvm import Val, floating, integer, register
+from .llvm import BYTES, Val, floating, integer, literal, register
 from .memory import read_buffer, write_buffer
-from .nests import Term, growth, has_mask, lane_index, mask_terms, prefix, pulled, sweep, width
+from .nests import ROUND, Term, growth, has_mask, lane_index, mask_terms, prefix, pulled, sweep, width
 from .sum_lanes import sum_lanes
 from .ttir import Op, Type, Value
 
 ZERO = ("0", floating(0.0, "f32").ref)  # not -0.0, which a sum never is
+LINE = 64  # bytes that memory gives at once
+AHEAD = 16  # bytes of a column from what is read to what is asked for: 4 rows of fp32, 16 of int8
 SHORT = 256  # K up to which summing lanes takes a good part of the time
 
 
 def _block_sizes(f: Frame, p: Product) -> tuple[int, int]:
     """Rows and columns of outputs whose accumulators fit the register file together with the operands.
 
-    A long side whose elements must be computed, not only read, is met by as much of the other as fits at once: each is
-    computed for every block of the other.
+    The long side streams; each of its elements is read, and perhaps computed, once for every block of the other. So as
+    much of the other side as fits is met at once where that number is known or pays, in blocks of one size.
     """
     rows, columns, _ = p.sizes
     wide = f.target.lanes >= 16
-    short = min(rows, columns, 4)
-    long = min(max(rows, columns), 4 if wide or short < 4 else 2)
-    streamed = p.left if rows >= columns else p.right
-    if wide and min(rows, columns) >= 8 and streamed not in f.buffers and (op := streamed.op) and op.name != "tt.load":
-        short, long = 8, 2
+    known = literal(live_part(f, p, N if rows >= columns else M))
+    most = 8 if wide and (known is not None or _is_computed(f, p)) else 4
+    count = known or min(rows, columns)
+    short = -(-count // -(-count // most))
+    place = LEFT if rows >= columns else RIGHT
+    tiles = {v for v, _ in pulled(f, [(v, place) for v in p.streamed])}
+    read = max(1, sum(v.op is not None and v.op.name == "tt.load" for v in tiles))  # registers for each of its rows
+    room = (22 if wide else 16) // (short + read)
+    long = next(n for n in (4, 2, 1) if n <= max(1, min(room, max(rows, columns))))
     return (long, short) if rows >= columns else (short, long)
+
+
+def _is_computed(f: Frame, p: Product) -> bool:
+    """Whether the elements of the side that streams are not only read."""
+    return any(v not in f.buffers and v.op is not None and v.op.name != "tt.load" for v in p.streamed)
 
 
 def blocks_along_k(f: Frame, p: Product) -> None:
@@ -57,7 +70,8 @@ def blocks_along_k(f: Frame, p: Product) -> None:
     def block(rows: Lines, columns: Lines) -> None:
         _with_start(f, p, _partial_sums(f, p, rows.reads, columns.reads), rows.writes, columns.writes)
 
-    each_block(f, p, _block_sizes(f, p), block)
+    # Elements that are computed for every block of the other side anyway need not be computed while they are near.
+    each_block(f, p, _block_sizes(f, p), block, swap=_is_computed(f, p))
 
 
 def _lanes_summed_later(f: Frame, p: Product) -> None:
@@ -68,12 +82,12 @@ def _lanes_summed_later(f: Frame, p: Product) -> None:
     n = lanes if lanes > 1 else 0
     begin = lane_index(integer(0), lanes)
     with runs_over(f, p, M, p.sizes[M], height) as row_runs, runs_over(f, p, N, p.sizes[N], length) as column_runs:
-        for low, high, by in row_runs[0]:
+        for (low, high, by), last in row_runs:
             with f.loop(low, high, by) as i:
-                rows = lines_at(f, i, by, row_runs[1])
-                for column_low, column_high, column_by in column_runs[0]:
+                rows = lines_at(f, i, by, last)
+                for (column_low, column_high, column_by), column_last in column_runs:
                     with f.loop(column_low, column_high, column_by) as j:
-                        columns = lines_at(f, j, column_by, column_runs[1])
+                        columns = lines_at(f, j, column_by, column_last)
                         sums = _partial_sums(f, p, rows.reads, columns.reads)
                         for number, line in enumerate(sums):
                             for column, value in zip(columns.writes, line, strict=True):
@@ -98,11 +112,12 @@ def _partial_sums(f: Frame, p: Product, ms: Sequence[Val], cs: Sequence[Val]) ->
     def step(places: list[list[Val]]) -> None:
         k = places[0][K]
         _prefetch(f, p, ms, cs, k, n)
-        right = [f.at(p.right, (k, j), n) for j in cs]
-        for row, i in zip(sums, ms, strict=True):
-            left = f.at(p.left, (i, k), n)
-            for slot, factor in zip(row, right, strict=True):
-                multiply_add(f, p.elem, n, left, factor, slot)
+        for left, right in p.factors:
+            line = [f.at(right, (k, j), n) for j in cs]
+            for row, i in zip(sums, ms, strict=True):
+                first = f.at(left, (i, k), n)
+                for slot, second in zip(row, line, strict=True):
+                    multiply_add(f, p.elem, n, first, second, slot)
 
     with p.over(), f.scope():
         corners: list[list[Val | None]] = [[i, cs[0], None] for i in ms] + [[ms[0], j, None] for j in cs]
@@ -115,16 +130,36 @@ def _partial_sums(f: Frame, p: Product, ms: Sequence[Val], cs: Sequence[Val]) ->
 
 
 def _prefetch(f: Frame, p: Product, ms: Sequence[Val], cs: Sequence[Val], k: Val, lanes: int) -> None:
-    """Ask for what the next block reads from the side that streams; the other side stays in the cache."""
+    """Ask for what later blocks read of the side that streams, each line once; the other side stays in the cache."""
     by_rows = p.sizes[M] >= p.sizes[N]
-    load, rows = _stream(f, p.left if by_rows else p.right), ms if by_rows else cs
-    if load is None or not _is_arithmetic(f, load.operands[0]):
-        return
-    for row in rows:
-        ahead = moved(f, row, len(rows))
-        pointer = f.at(load.operands[0], (ahead, k) if by_rows else (k, ahead), lanes)
-        if not pointer.lanes:  # an address past the end does no harm: prefetching never faults
-            f.b.call("void", "llvm.prefetch.p0", ("ptr", pointer.ref), *(("i32", c) for c in ("0", "3", "1")))
+    rows = ms if by_rows else cs
+    for load in _streams(f, p):
+        size = BYTES[load.results[0].type.elem]
+        ahead = max(len(rows), AHEAD // size)
+        if k.align % min(LINE // size, p.sizes[K], ROUND * max(1, lanes)):
+            continue
+        for row in rows:
+            place = moved(f, row, ahead)
+            pointer = f.at(load.operands[0], (place, k) if by_rows else (k, place), lanes)
+            if not pointer.lanes:  # an address past the end does no harm: prefetching never faults
+                f.b.call("void", "llvm.prefetch.p0", ("ptr", pointer.ref), *(("i32", c) for c in ("0", "3", "1")))
+
+
+def _streams(f: Frame, p: Product) -> list[Op]:
+    """The loads that the longer side is computed from, element by element, at addresses that only arithmetic makes."""
+    found: list[Op] = []
+    stack = p.streamed
+    while stack:
+        value = stack.pop()
+        op = value.op
+        if op is None or value in f.buffers:
+            continue
+        if op.name == "tt.load":
+            if _is_arithmetic(f, op.operands[0]) and op not in found:
+                found.append(op)
+        elif elementwise.supports(op.name) and not op.regions:
+            stack += [o for o in op.operands if o.type.is_tile]
+    return found
 
 
 def _is_arithmetic(f: Frame, pointer: Value) -> bool:
@@ -133,19 +168,12 @@ def _is_arithmetic(f: Frame, pointer: Value) -> bool:
     return not any(v in f.buffers or (v.op is not None and v.op.name == "tt.load") for v, _ in tiles)
 
 
-def _stream(f: Frame, value: Value) -> Op | None:
-    """The load that a factor is, but for a cast."""
-    op = value.op
-    while op is not None and value not in f.buffers and op.name in ("arith.extf", "arith.truncf", "arith.sitofp"):
-        value = op.operands[0]
-        op = value.op
-    return op if op is not None and op.name == "tt.load" and value not in f.buffers else None
-
-
 def _ends_of_k(f: Frame, p: Product) -> list[Term]:
     """Comparisons along K alone whose failure makes both operands 0: beyond them there is nothing to add."""
+    if len(p.factors) > 1:
+        return []
     found: list[list[Term]] = []
-    for value, place in ((p.left, LEFT), (p.right, RIGHT)):
+    for value, place in zip(p.factors[0], (LEFT, RIGHT), strict=True):
         op = value.op
         while (
             op is not None
@@ -175,7 +203,7 @@ def _is_zero(op: Op) -> bool:
 
 def _with_start(f: Frame, p: Product, held: list[list[Val]], ms: Sequence[Val], cs: Sequence[Val]) -> None:
     """Sum the lanes of each output, add where the sums start, store."""
-    by_row = len(cs) > 1 or len(ms) == 1
+    by_row = len(ms) == 1 or (len(cs) > 1 and not p.result.turned)
     lines = held if by_row else [[row[j] for row in held] for j in range(len(cs))]
     count = len(lines[0])
     lanes = count if count > 1 else 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from .casts import round_to
 from .frame import Buffer, Frame
-from .llvm import Val, register, suffix
+from .llvm import Val, literal, register, suffix
 from .memory import write_buffer
 from .nests import Term, growth, lane_index, prefix, sweep, width
 from .shapes import Place
@@ -38,10 +38,12 @@ Body = Callable[[Lines, Lines], None]
 
 @dataclass(frozen=True)
 class Product:
-    """left [M, K] times right [K, N], summed from `start` into `result`."""
+    """left [M, K] times right [K, N], for each pair of factors, summed from `start` into `result`.
 
-    left: Value
-    right: Value
+    Products of several pairs are added in turn, a vector of K of each.
+    """
+
+    factors: tuple[tuple[Value, Value], ...]
     start: Value
     result: Buffer
     sizes: tuple[int, int, int]
@@ -50,9 +52,16 @@ class Product:
     live: dict[int, list[Term]]  # for an axis: those that tell which of its rows anyone looks at
     over: Over  # the loop around K, entered once per block of outputs
 
+    @property
+    def streamed(self) -> list[Value]:
+        """The longer side: read once, while the other stays in the cache."""
+        return [left if self.sizes[M] >= self.sizes[N] else right for left, right in self.factors]
+
 
 def moved(f: Frame, at: Val, by: int) -> Val:
-    return Val("i32", f.b.add(at.ref, str(by), "i32"))
+    if at.literal is not None or by == 0:
+        return Val("i32", f.b.add(at.ref, str(by), "i32"))
+    return Val("i32", f.b.op(f"add nsw i32 {at.ref}, {by}"))  # so that LLVM sees one address behind the other
 
 
 def multiply_add(f: Frame, elem: str, lanes: int, x: Val, y: Val, sum_slot: str) -> None:
@@ -74,41 +83,57 @@ def _operand(f: Frame, value: Val, elem: str, lanes: int) -> str:
     return vector.ref
 
 
+def live_part(f: Frame, p: Product, axis: int) -> str:
+    """How many places of the axis, from the first, anyone looks at."""
+    if axis not in p.live:
+        return str(p.sizes[axis])
+    return prefix(f, p.live[axis], [[None, None, None]], axis, p.sizes[axis])
+
+
 @contextmanager
-def runs_over(f: Frame, p: Product, axis: int, count: int, block: int) -> Iterator[tuple[list[Run], str]]:
-    """Loops that cover the axis, or its live part, by blocks, and the last place to read from ("" for any)."""
+def runs_over(f: Frame, p: Product, axis: int, count: int, block: int) -> Iterator[list[tuple[Run, str]]]:
+    """Loops that cover the axis, or its live part, by blocks, each with the last place to read from ("" for any).
+
+    Of the side that does not stream, and of a long product, blocks that are whole have a loop of their own: their rows
+    lie at one distance from each other, where rows that may be the last one again each need a register for an address.
+    """
     if axis not in p.live:
         whole = count - count % block
-        yield [(str(lo), str(hi), by) for lo, hi, by in ((0, whole, block), (whole, count, 1)) if lo < hi], ""
+        yield [((str(lo), str(hi), by), "") for lo, hi, by in ((0, whole, block), (whole, count, 1)) if lo < hi]
         return
-    live = prefix(f, p.live[axis], [[None, None, None]], axis, count)
+    live = live_part(f, p, axis)
+    known, last = literal(live), f.b.sub(live, "1", "i32")
+    runs = [(("0", live, block), "" if known is not None and known % block == 0 else last)]
+    if known is None and p.over is not nullcontext and p.sizes[axis] <= p.sizes[N if axis == M else M]:
+        full = f.b.op(f"and i32 {live}, {-block}")
+        runs = [(("0", full, block), ""), ((full, live, block), last)]
     with f.scope(frozenset(t.op for t in p.live[axis])):
-        yield [("0", live, block)], f.b.sub(live, "1", "i32")
+        yield runs
 
 
 def lines_at(f: Frame, first: Val, block: int, last: str) -> Lines:
     writes = [moved(f, first, s) for s in range(block)]
     if not last:
         return Lines(writes, writes)
-    args = ("i32", last)
-    reads = [Val("i32", f.b.call("i32", "llvm.smin.i32", ("i32", w.ref), args)) for w in writes[1:]]
+    reads = [Val("i32", f.b.least(w.ref, last)) for w in writes[1:]]
     return Lines([first, *reads], writes)
 
 
-def each_block(f: Frame, p: Product, sizes: tuple[int, int], body: Body, unit: int = 1) -> None:
+def each_block(f: Frame, p: Product, sizes: tuple[int, int], body: Body, unit: int = 1, swap: bool = False) -> None:
     """Call `body` for all blocks of rows and columns; the longer side is the outer loop, so that it streams.
 
-    Columns count in units of `unit` lanes.
+    `swap`: it is the inner one, so that a block of the other stays in the nearest cache. Columns count in units of
+    `unit` lanes.
     """
     columns = p.sizes[N] // unit
-    outer, inner = (M, N) if p.sizes[M] >= columns else (N, M)
+    outer, inner = (M, N) if (p.sizes[M] >= columns) != swap else (N, M)
     with runs_over(f, p, M, p.sizes[M], sizes[M]) as rows, runs_over(f, p, N, columns, sizes[N]) as cols:
-        runs, last = {M: rows[0], N: cols[0]}, {M: rows[1], N: cols[1]}
-        for low, high, by in runs[outer]:
+        runs = {M: rows, N: cols}
+        for (low, high, by), last in runs[outer]:
             with f.loop(low, high, by) as i:
-                for inner_low, inner_high, inner_by in runs[inner]:
+                for (inner_low, inner_high, inner_by), inner_last in runs[inner]:
                     with f.loop(inner_low, inner_high, inner_by) as j:
-                        at = {outer: lines_at(f, i, by, last[outer]), inner: lines_at(f, j, inner_by, last[inner])}
+                        at = {outer: lines_at(f, i, by, last), inner: lines_at(f, j, inner_by, inner_last)}
                         body(at[M], at[N])
 
 
@@ -137,11 +162,12 @@ def blocks_along_n(f: Frame, p: Product) -> None:
 
         def step(places: list[list[Val]]) -> None:
             k = places[0][K]
-            right = [f.at(p.right, (k, j), n) for j in cs]
-            for row, i in zip(sums, ms, strict=True):
-                left = f.at(p.left, (i, k), 0)
-                for slot, factor in zip(row, right, strict=True):
-                    multiply_add(f, p.elem, n, left, factor, slot)
+            for left, right in p.factors:
+                line = [f.at(right, (k, j), n) for j in cs]
+                for row, i in zip(sums, ms, strict=True):
+                    first = f.at(left, (i, k), 0)
+                    for slot, second in zip(row, line, strict=True):
+                        multiply_add(f, p.elem, n, first, second, slot)
 
         with p.over(), f.scope():
             last = moved(f, bases[-1], lanes - 1)

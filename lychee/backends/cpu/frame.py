@@ -26,11 +26,17 @@ MAX_STACK = 4 << 20  # bytes of tiles one program may hold; threads have 8 MiB o
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tile in memory, row-major; 16-bit floats as fp32."""
+    """A tile in memory, row-major, or `turned`: column-major; 16-bit floats as fp32."""
 
     ref: str
     shape: tuple[int, ...]
     elem: str
+    turned: bool = False
+
+    @property
+    def axis(self) -> int:
+        """The one along which neighbours lie side by side."""
+        return 0 if self.turned else len(self.shape) - 1
 
     @property
     def bytes(self) -> int:
@@ -85,8 +91,8 @@ class Frame:
             align = math.gcd(step, start) if start is not None else 1
             yield Val(elem, index, align=align)
 
-    def buffer(self, kind: Type) -> Buffer:
-        made = Buffer("", kind.shape, kind.elem)
+    def buffer(self, kind: Type, turned: bool = False) -> Buffer:
+        made = Buffer("", kind.shape, kind.elem, turned)
         made = replace(made, ref=self.b.stack(f"[{made.bytes} x i8]", made.bytes))
         if self.b.stack_bytes > MAX_STACK:
             raise UnsupportedError(

@@ -266,6 +266,13 @@ class Builder:
             return "0"
         return b if x == 1 else a if y == 1 else self.op(f"mul {elem} {a}, {b}")
 
+    def least(self, a: str, b: str) -> str:
+        """The smaller of two i32."""
+        x, y = literal(a), literal(b)
+        if x is not None and y is not None:
+            return str(min(x, y))
+        return self.call("i32", "llvm.smin.i32", ("i32", a), ("i32", b))
+
     def widen(self, ref: str, source: str, target: str = "i64") -> str:
         """A signed integer in a wider (or equal) type."""
         if source == target or literal(ref) is not None:

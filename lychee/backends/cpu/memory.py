@@ -127,7 +127,8 @@ def _opaque(b: Builder, flags: str, lanes: int) -> str:
 
 def _buffer_pointer(f: Frame, buffer: Buffer, index: Index, lanes: int) -> Val:
     b = f.b
-    place = flat(b, index, buffer.shape, lanes)
+    turn = -1 if buffer.turned else 1
+    place = flat(b, index[::turn], buffer.shape[::turn], lanes)
     size = BYTES[buffer.stored]
     if place.lanes:
         offset = b.op(f"sext {register(place.elem, lanes)} {place.ref} to <{lanes} x i64>")

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from .frame import Frame
 from .llvm import BYTES, Val, integer
-from .shapes import UNKNOWN, Place, operand_places
+from .shapes import UNKNOWN, Place, operand_places, plus
 from .ttir import Op, Value
 
 LESS = {2: 0, 3: 1}  # arith.cmpi predicate: what to add to the bound (slt, sle)
 GREATER = {4: 0, 5: 1}  # sgt, sge
+ROUND = 4  # vectors that one trip of a loop of known length takes
 Body = Callable[[list[list[Val]]], None]
 
 
@@ -127,6 +128,8 @@ def holds_for(f: Frame, term: Term, index: Sequence[Val | None], axis: int, size
     swap = term.op.attrs["predicate"] in GREATER
     low, bound = (f.at(o, here, 0) for o in (term.op.operands[::-1] if swap else term.op.operands))
     extra = {**LESS, **GREATER}[term.op.attrs["predicate"]]
+    if bound.literal is not None and low.literal is not None:
+        return str(min(size, max(0, -((low.literal - bound.literal - extra) // (step or 1)))))
     x, y = (b.widen(v.ref, v.elem) for v in (bound, low))
     if bound.elem == "i64":
         room = b.call("i64", "llvm.ssub.sat.i64", ("i64", x), ("i64", y))
@@ -146,7 +149,7 @@ def prefix(f: Frame, terms: Sequence[Term], rows: Sequence[Sequence[Val | None]]
     limits = [holds_for(f, term, row, axis, size) for (term, _), row in cases.items()]
     limit = limits[0]
     for other in limits[1:]:
-        limit = f.b.call("i32", "llvm.smin.i32", ("i32", limit), ("i32", other))
+        limit = f.b.least(limit, other)
     return limit
 
 
@@ -185,13 +188,23 @@ def sweep(
     usable = [t for t in terms if growth(f, t, axis) is not None]
 
     def run(at: Val) -> None:
-        places = [Val(at.elem, f.b.add(at.ref, str(u * lanes), at.elem), align=lanes) for u in range(unroll)]
+        places = [plus(f.b, at, integer(u * lanes), 0) for u in range(unroll)]
         body([[lane_index(p, lanes) if d == axis else i or integer(0) for d, i in enumerate(index)] for p in places])
+
+    def everywhere() -> None:
+        """The loop without masks."""
+        trips = next(n for n in (ROUND, 2, 1) if (whole or n == 1) and (size - start) % (n * step) == 0)
+        with f.loop(str(start), str(size), trips * step) as at:
+            for trip in range(trips):
+                run(plus(f.b, at, integer(trip * step), 0))
 
     if start >= size:
         return
+    if not usable and not stop:
+        everywhere()
+        return
     if not usable:
-        with f.loop(str(start), stop or str(size), step) as at:
+        with f.loop(str(start), stop, step) as at:
             run(at)
         return
     b = f.b
@@ -210,15 +223,12 @@ def sweep(
     if size > step and not whole:
         masked()
         return
-    everywhere = b.op(f"icmp sge i32 {limit}, {size}")
+    all_hold = b.op(f"icmp sge i32 {limit}, {size}")
     fast, slow, done = b.labels("fast", "slow", "done")
-    b.emit(f"br i1 {everywhere}, label %{fast}, label %{slow}")
+    b.emit(f"br i1 {all_hold}, label %{fast}, label %{slow}")
     b.place(fast)
     with b.region(), f.scope(proven):
-        twice = 1 + (whole and (size - start) % (2 * step) == 0)
-        with f.loop(str(start), str(size), twice * step) as at:
-            for trip in range(twice):
-                run(Val(at.elem, b.add(at.ref, str(trip * step), at.elem)))
+        everywhere()
         b.branch(done)
     b.place(slow)
     with b.region(), f.scope(), b.seldom():
@@ -265,7 +275,7 @@ def scattered(f: Frame, value: Value, place: Place, axis: int) -> bool:
         return False
     dim = place.index(axis)
     if value in f.buffers:
-        return dim != len(place) - 1  # whatever the sizes: a sum's order must not depend on them
+        return dim != f.buffers[value].axis  # whatever the sizes: a sum's order must not depend on them
     op = value.op
     if op is None or op.name != "tt.load":
         return False

@@ -20,27 +20,39 @@ HEADER = "<Qq3I4x"  # for `struct`: run, least programs for threads, gx, gy, gz
 
 RUNTIME = """
 declare void @lychee_gomp_parallel(ptr, ptr, i32, i32)
+declare void @lychee_gomp_barrier()
+declare i32 @lychee_omp_thread()
+declare i32 @lychee_omp_team()
 
-define internal void @worker(ptr %context) {
-entry:
-  %packet = load ptr, ptr %context
-  %total_at = getelementptr i8, ptr %context, i64 8
-  %total = load i64, ptr %total_at
-  %chunk_at = getelementptr i8, ptr %context, i64 16
-  %chunk = load i64, ptr %chunk_at
-  %next_at = getelementptr i8, ptr %context, i64 64
-  br label %take
-take:
-  %begin = atomicrmw add ptr %next_at, i64 %chunk monotonic
-  %left = icmp slt i64 %begin, %total
-  br i1 %left, label %some, label %done
-some:
-  %stop = add i64 %begin, %chunk
-  %end = call i64 @llvm.smin.i64(i64 %stop, i64 %total)
-  call void @programs(ptr %packet, i64 %begin, i64 %end)
-  br label %take
-done:
-  ret void
+%context = type { ptr, i64, i64, ptr } ; packets, the first to run, their number, two lines for each thread
+
+define internal i64 @size(ptr %packet) alwaysinline {
+  %gx_at = getelementptr i8, ptr %packet, i64 16
+  %gx = load i32, ptr %gx_at
+  %gy_at = getelementptr i8, ptr %packet, i64 20
+  %gy = load i32, ptr %gy_at
+  %gz_at = getelementptr i8, ptr %packet, i64 24
+  %gz = load i32, ptr %gz_at
+  %x = zext i32 %gx to i64
+  %y = zext i32 %gy to i64
+  %z = zext i32 %gz to i64
+  %xy = mul i64 %x, %y
+  %total = mul i64 %xy, %z
+  ret i64 %total
+}
+
+define internal i1 @is_shared(ptr %packet) alwaysinline {
+  %total = call i64 @size(ptr %packet)
+  %least_at = getelementptr i8, ptr %packet, i64 8
+  %least = load i64, ptr %least_at
+  %many = icmp sge i64 %total, %least
+  ret i1 %many
+}
+
+define internal ptr @packet(ptr %packets, i64 %i) alwaysinline {
+  %at = getelementptr ptr, ptr %packets, i64 %i
+  %packet = load ptr, ptr %at
+  ret ptr %packet
 }
 
 define internal void @programs(ptr %packet, i64 %begin, i64 %end) alwaysinline {
@@ -56,80 +68,194 @@ define internal void @programs(ptr %packet, i64 %begin, i64 %end) alwaysinline {
   ret void
 }
 
-define void @launch(ptr %packet, i32 %threads) {
-entry:
-  %context = alloca [128 x i8], align 64
-  %least_at = getelementptr i8, ptr %packet, i64 8
-  %least = load i64, ptr %least_at
-  %gx_at = getelementptr i8, ptr %packet, i64 16
-  %gx = load i32, ptr %gx_at
-  %gy_at = getelementptr i8, ptr %packet, i64 20
-  %gy = load i32, ptr %gy_at
-  %gz_at = getelementptr i8, ptr %packet, i64 24
-  %gz = load i32, ptr %gz_at
-  %x = zext i32 %gx to i64
-  %y = zext i32 %gy to i64
-  %z = zext i32 %gz to i64
-  %xy = mul i64 %x, %y
-  %total = mul i64 %xy, %z
-  %many = icmp sge i64 %total, %least
-  %team = icmp sgt i32 %threads, 1
-  %fork = and i1 %many, %team
-  br i1 %fork, label %all, label %alone
-alone:
+define internal void @alone(ptr %packet) alwaysinline {
+  %total = call i64 @size(ptr %packet)
   %any = icmp sgt i64 %total, 0
   br i1 %any, label %some, label %done
 some:
   call void @programs(ptr %packet, i64 0, i64 %total)
   br label %done
-all:
-  %team64 = zext i32 %threads to i64
-  %shares = shl i64 %team64, 3
-  %share = udiv i64 %total, %shares
-  %chunk = call i64 @llvm.smax.i64(i64 %share, i64 1)
-  store ptr %packet, ptr %context
-  %total_at = getelementptr i8, ptr %context, i64 8
-  store i64 %total, ptr %total_at
-  %chunk_at = getelementptr i8, ptr %context, i64 16
-  store i64 %chunk, ptr %chunk_at
-  %next_at = getelementptr i8, ptr %context, i64 64
-  store i64 0, ptr %next_at
-  call void @lychee_gomp_parallel(ptr @worker, ptr %context, i32 %threads, i32 0)
-  br label %done
 done:
+  ret void
+}
+
+define internal ptr @counter(ptr %counters, i64 %thread, i64 %parity) alwaysinline {
+  %twice = shl i64 %thread, 1
+  %line = add i64 %twice, %parity
+  %offset = shl i64 %line, 6
+  %at = getelementptr i8, ptr %counters, i64 %offset
+  ret ptr %at
+}
+
+define internal i64 @first_of(i64 %total, i64 %thread, i64 %team) alwaysinline {
+  %product = mul i64 %total, %thread
+  %first = udiv i64 %product, %team
+  ret i64 %first
+}
+
+; A thread takes programs of its own range, three quarters of what is left each time, then of the others' ranges.
+define internal void @share(ptr %packet, ptr %counters, i64 %parity, i64 %thread, i64 %team) {
+entry:
+  %total = call i64 @size(ptr %packet)
+  %other = xor i64 %parity, 1
+  %old = call ptr @counter(ptr %counters, i64 %thread, i64 %other)
+  store i64 0, ptr %old
+  br label %victims
+victims:
+  %v = phi i64 [ 0, %entry ], [ %v_next, %exhausted ]
+  %v_more = icmp ult i64 %v, %team
+  br i1 %v_more, label %visit, label %done
+visit:
+  %sum = add i64 %thread, %v
+  %owner = urem i64 %sum, %team
+  %after = add i64 %owner, 1
+  %low = call i64 @first_of(i64 %total, i64 %owner, i64 %team)
+  %high = call i64 @first_of(i64 %total, i64 %after, i64 %team)
+  %next_at = call ptr @counter(ptr %counters, i64 %owner, i64 %parity)
+  br label %look
+look:
+  %seen = load atomic i64, ptr %next_at monotonic, align 8
+  %seen_at = add i64 %low, %seen
+  %any = icmp ult i64 %seen_at, %high
+  br i1 %any, label %take, label %exhausted
+take:
+  %left = sub i64 %high, %seen_at
+  %quarter = lshr i64 %left, 2
+  %chunk = sub i64 %left, %quarter ; a call costs what a small program does
+  %taken = atomicrmw add ptr %next_at, i64 %chunk monotonic
+  %begin = add i64 %low, %taken
+  %some = icmp ult i64 %begin, %high
+  br i1 %some, label %work, label %exhausted
+work:
+  %stop = add i64 %begin, %chunk
+  %end = call i64 @llvm.umin.i64(i64 %stop, i64 %high)
+  call void @programs(ptr %packet, i64 %begin, i64 %end)
+  br label %look
+exhausted:
+  %v_next = add i64 %v, 1
+  br label %victims
+done:
+  ret void
+}
+
+define internal void @worker(ptr %context) {
+entry:
+  %thread32 = call i32 @lychee_omp_thread()
+  %thread = zext i32 %thread32 to i64
+  %team32 = call i32 @lychee_omp_team()
+  %team = zext i32 %team32 to i64
+  %is_first = icmp eq i64 %thread, 0
+  %packets = load ptr, ptr %context
+  %from_at = getelementptr %context, ptr %context, i32 0, i32 1
+  %from = load i64, ptr %from_at
+  %count_at = getelementptr %context, ptr %context, i32 0, i32 2
+  %count = load i64, ptr %count_at
+  %counters_at = getelementptr %context, ptr %context, i32 0, i32 3
+  %counters = load ptr, ptr %counters_at
+  br label %body
+body:
+  %i = phi i64 [ %from, %entry ], [ %next, %following ]
+  %parity = phi i64 [ 0, %entry ], [ %new_parity, %following ]
+  %packet = call ptr @packet(ptr %packets, i64 %i)
+  %shared = call i1 @is_shared(ptr %packet)
+  br i1 %shared, label %sharing, label %not_shared
+sharing:
+  call void @share(ptr %packet, ptr %counters, i64 %parity, i64 %thread, i64 %team)
+  br label %after
+not_shared:
+  br i1 %is_first, label %single, label %after
+single:
+  call void @alone(ptr %packet)
+  br label %after
+after:
+  %toggle = zext i1 %shared to i64
+  %new_parity = xor i64 %parity, %toggle
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %peek, label %done
+peek:
+  %next_packet = call ptr @packet(ptr %packets, i64 %next)
+  %next_shared = call i1 @is_shared(ptr %next_packet)
+  %either = or i1 %shared, %next_shared
+  br i1 %either, label %wait, label %following
+wait:
+  call void @lychee_gomp_barrier()
+  br label %following
+following:
+  br label %body
+done:
+  ret void
+}
+
+define void @launch(ptr %packet, i32 %threads) {
+entry:
+  %slot = alloca ptr
+  store ptr %packet, ptr %slot
+  call void @replay(ptr %slot, i64 1, i32 %threads)
   ret void
 }
 
 define void @replay(ptr %packets, i64 %count, i32 %threads) {
 entry:
+  %team = icmp sgt i32 %threads, 1
   br label %head
 head:
-  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %i = phi i64 [ 0, %entry ], [ %next, %single ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %body, label %done
 body:
-  %at = getelementptr ptr, ptr %packets, i64 %i
-  %packet = load ptr, ptr %at
-  call void @launch(ptr %packet, i32 %threads)
+  %packet = call ptr @packet(ptr %packets, i64 %i)
+  %many = call i1 @is_shared(ptr %packet)
+  %fork = and i1 %many, %team
+  br i1 %fork, label %all, label %single
+single:
+  call void @alone(ptr %packet)
   %next = add i64 %i, 1
   br label %head
+all:
+  %context = alloca %context, align 64
+  %lines = shl i32 %threads, 1
+  %bytes32 = shl i32 %lines, 6
+  %bytes = zext i32 %bytes32 to i64
+  %counters = alloca i8, i64 %bytes, align 64
+  call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %bytes, i1 false)
+  store ptr %packets, ptr %context
+  %from_at = getelementptr %context, ptr %context, i32 0, i32 1
+  store i64 %i, ptr %from_at
+  %count_at = getelementptr %context, ptr %context, i32 0, i32 2
+  store i64 %count, ptr %count_at
+  %counters_at = getelementptr %context, ptr %context, i32 0, i32 3
+  store ptr %counters, ptr %counters_at
+  call void @lychee_gomp_parallel(ptr @worker, ptr %context, i32 %threads, i32 0)
+  br label %done
 done:
   ret void
 }
 """
 
 
-def _gomp() -> int:
-    """Address of GOMP_parallel in the OpenMP library that torch runs on, 0 if it has none."""
+# The OpenMP entry points that the text above calls.
+ENTRIES = {
+    "lychee_gomp_parallel": "GOMP_parallel",
+    "lychee_gomp_barrier": "GOMP_barrier",
+    "lychee_omp_thread": "omp_get_thread_num",
+    "lychee_omp_team": "omp_get_num_threads",
+}
+
+
+def _openmp() -> dict[str, int]:
+    """Addresses of ENTRIES in the OpenMP library that torch runs on; nothing if it has none."""
     shipped = Path(torch.__file__).parent.joinpath("lib").glob("lib*omp*.so*")
     mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line)
     for path in dict.fromkeys([*map(str, shipped), *mapped]):
         if path.startswith("/"):
             try:
-                return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value or 0
+                library = ctypes.CDLL(path)
+                found = {ours: ctypes.cast(library[name], ctypes.c_void_p).value for ours, name in ENTRIES.items()}
             except (OSError, AttributeError):
                 continue
-    return 0
+            return {ours: address for ours, address in found.items() if address}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -148,12 +274,13 @@ class Native:
 def native() -> Native:
     import llvmlite.binding as llvm
 
-    parallel = _gomp()
-    llvm.add_symbol("lychee_gomp_parallel", parallel or 1)  # not called where there is none
+    entries = _openmp()
+    for name in ENTRIES:
+        llvm.add_symbol(name, entries.get(name, 1))  # not called where there is none
     launch = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)
     replay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
     return Native(
         launch(jit.load(RUNTIME, "launch")),
         replay(jit.load(RUNTIME, "replay")),
-        torch.get_num_threads if parallel else lambda: 1,
+        torch.get_num_threads if entries else lambda: 1,
     )

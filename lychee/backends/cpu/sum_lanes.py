@@ -17,13 +17,15 @@ class _Packed:
 
 
 def sum_lanes(b: Builder, elem: str, vectors: list[Val]) -> Val:
-    """The sum over each vector's lanes, one lane per vector: neighbours are added first, halves last.
+    """The sum over each vector's lanes, one lane per vector (and some to spare): neighbours first, halves last.
 
     Vectors are packed while they shrink; that changes where partial sums stand, not which are added.
     """
     lanes = max(1, vectors[0].lanes)
     if lanes == 1:
         return _pack(b, elem, [v.ref for v in vectors])
+    spare = (1 << (len(vectors) - 1).bit_length()) - len(vectors)  # LLVM drops what is computed of them
+    vectors = vectors + [Val(elem, "poison", lanes)] * spare
     held = [_Packed(v.ref, (i,) * lanes, tuple(range(lanes))) for i, v in enumerate(vectors)]
     bit = 1
     while bit < lanes:

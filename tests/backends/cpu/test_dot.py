@@ -128,6 +128,37 @@ def test_bits_of_a_product_of_computed_tiles_do_not_depend_on_their_sizes():
         assert torch.equal(got, want[:m, :n]), (m, n)
 
 
+@triton.jit
+def halves_kernel(c, a, b, rows, columns, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr):
+    """Two products add to one sum: of the first and of the second half of every 2 K elements."""
+    i, j = tl.arange(0, M), tl.arange(0, N)
+    if ROWS > 0:
+        rows = ROWS
+    acc = tl.zeros((M, N), tl.float32)
+    for start in range(0, depth, 2 * K):
+        k = start + tl.arange(0, K)
+        left = a + i[:, None] * depth + k[None, :]
+        right = b + j[None, :] * depth + k[:, None]
+        seen, wanted = (i < rows)[:, None], (j < columns)[None, :]
+        acc = tl.dot(tl.load(left, mask=seen, other=0), tl.load(right, mask=wanted, other=0), acc)
+        acc = tl.dot(tl.load(left + K, mask=seen, other=0), tl.load(right + K, mask=wanted, other=0), acc)
+    tl.store(c + i[:, None] + j[None, :] * rows, acc, mask=(i < rows)[:, None] & (j < columns)[None, :])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 8, 11, 16])
+def test_products_that_add_to_one_sum_are_right_for_every_number_of_rows(rows):
+    """Also where that number is known, and the result is stored by columns."""
+    a, b = drawn(rows, 192, 9)
+    b = b.T.contiguous()
+    found = []
+    for known, n in itertools.product((0, rows), (16, 32)):
+        c = torch.zeros(9, rows)
+        halves_kernel[(1,)](c, a, b, rows, 9, 192, M=16, N=n, K=32, ROWS=known)
+        torch.testing.assert_close(c, b @ a.T, rtol=1e-5, atol=1e-5)
+        found.append(c)
+    assert all(torch.equal(c, found[0]) for c in found)
+
+
 def test_a_sum_along_k_is_partial_sums_over_lanes_then_a_tree():
     """Spelt out for four lanes' worth of eights, so that no change of order goes unseen on any vector width."""
     a, b = drawn(1, 64, 1)

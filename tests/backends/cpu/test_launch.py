@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import struct
 import weakref
 
@@ -44,6 +45,10 @@ done:
   ret void
 }
 """
+# The same, but only calls that hold the first program sleep.
+SLOW_START = COUNT.replace("usleep(i32 %pause)", "usleep(i32 %rest)").replace(
+    "  %slept", "  %late = icmp ne i64 %begin, 0\n  %rest = select i1 %late, i32 0, i32 %pause\n  %slept"
+)
 PROTOTYPE = struct.Struct(runtime.HEADER + "QQi4x")
 
 
@@ -79,6 +84,17 @@ def test_an_empty_axis_runs_nothing(grid, least, two_threads):
     x = torch.zeros(4)
     add_kernel[grid](x, torch.ones(4), 4, BLOCK=4)
     assert x.tolist() == [0.0] * 4
+
+
+def test_the_rest_of_a_slow_threads_programs_is_taken_by_others(two_threads):
+    """The call with the first program, which has the first 24 of a range of 32, sleeps; another runs the last 8."""
+    counts, ids = torch.zeros(2, 64, dtype=torch.int64)
+    packet = PROTOTYPE.pack(jit.load(SLOW_START), 2, 64, 1, 1, counts.data_ptr(), ids.data_ptr(), 200_000)
+    native = runtime.native()
+    native.launch(packet, native.threads())
+    assert counts.tolist() == [1] * 64
+    assert len(set(ids[:24].tolist())) == 1
+    assert ids[0] not in ids[24:32]
 
 
 def test_torchs_threads_run_a_grid_that_is_worth_it(two_threads):
@@ -181,6 +197,27 @@ def test_a_table_runs_its_launches_in_order():
     Table([first, second, first]).replay()
     assert (y.tolist(), z.tolist()) == ([2.0, 4.0], [1.0, 2.0])
     Table([]).replay()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_launches_of_a_table_see_what_those_before_wrote(threads, two_threads):
+    """Launches that threads share follow each other and launches of one thread, in every order."""
+    torch.set_num_threads(threads)
+    x, y, z = torch.ones(1000), torch.zeros(1000), torch.zeros(1000)
+    there, back = add_kernel.bind((250,), y, x, 1000, BLOCK=4), add_kernel.bind((250,), z, y, 1000, BLOCK=4)
+    shared = [Launch(_from(launch, 2), [x, y, z]) for launch in (there, back)]
+    for mix in itertools.product([(there, back), shared], repeat=3):
+        y.zero_()
+        z.zero_()
+        Table([launch for pair in mix for launch in pair] * 20).replay()
+        assert (set(y.tolist()), set(z.tolist())) == ({60.0}, {1830.0})
+
+
+def _from(launch, least):
+    """The packet of a launch that threads share from that many programs on."""
+    packet = bytearray(launch._packet.raw)
+    struct.pack_into("<q", packet, 8, least)
+    return bytes(packet)
 
 
 def test_a_bound_launch_reads_its_tensors_anew_each_time():
