@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bench import train_draft
-from bench.draft import data, files
+from bench.draft import data, files, train
 from bench.draft.attention import attend
 from bench.draft.decoder import Decoder
 from bench.draft.net import Draft
@@ -138,3 +138,19 @@ def test_texts_are_packed_whole(command, printed):
     rows = data.pack(texts, ids, 512, 64, train_draft.np.random.default_rng(0))
     assert sum(int((row["texts"] >= 0).sum()) for row in rows) == sum(len(t.ids) for t in texts)
     assert sum(int(row["weight"].sum()) for row in rows) == sum(int(t.own.sum()) for t in texts)
+
+
+def test_gradients_of_a_few_rows_at_a_time_are_those_of_the_whole_batch(command, printed, target, monkeypatch):
+    draft = files.load(command[1], load_target(target, 64)).train()
+    texts = data.read(data.shards(command[1].with_name("out.work") / "text"))
+    rows = data.pack(texts, draft.output_ids.numpy(), 512, 64, train_draft.np.random.default_rng(0))[:5]
+    found = []
+    for together in (5, 2):
+        monkeypatch.setattr(train, "TOGETHER", together)
+        loss = train.gradients(draft, train.collate(rows), 0.8, "cpu")
+        found.append((loss, [p.grad.clone() for p in draft.parameters() if p.grad is not None]))
+        draft.zero_grad()
+    (whole, wanted), (parts, got) = found
+    assert parts == pytest.approx(whole, rel=1e-3)
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert float((mine - theirs).norm()) < 0.02 * float(theirs.norm())

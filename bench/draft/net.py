@@ -56,18 +56,27 @@ class Batch:
     kind: Tensor
     """Of the place: an index of ``KINDS``, plus 3 where the text was sampled."""
 
+    @property
+    def used(self) -> Tensor:
+        """Places that are learnt from."""
+        return (self.weight > 0) & (self.top[..., 0] >= 0)
+
+    def parts(self, rows: int) -> list[Batch]:
+        """The batch, so many rows at a time."""
+        return [Batch(*(t[i : i + rows] for t in vars(self).values())) for i in range(0, len(self.ids), rows)]
+
     def to(self, device: str) -> Batch:
         """The same on a device."""
         return Batch(*(t.to(device) for t in vars(self).values()))
 
 
 def loss_of(draft: Draft, batch: Batch, temperature: float) -> Tensor:
-    """Cross entropy with the target's distribution at a temperature, both over the draft's output tokens."""
-    used = (batch.weight > 0) & (batch.top[..., 0] >= 0)
+    """Cross entropy with the target's distribution at a temperature, both over the draft's output tokens; the sum."""
+    used = batch.used
     top, logs = batch.top[used], batch.logs[used]
     wanted = (logs / temperature).masked_fill(top < 0, -1e4).softmax(-1)
     found = F.linear(draft.net.hidden(batch.ids, texts=batch.texts)[used], draft.head).float().log_softmax(-1)
-    loss: Tensor = -(wanted * found.gather(-1, top.clamp(min=0))).sum() / max(1, len(top))
+    loss: Tensor = -(wanted * found.gather(-1, top.clamp(min=0))).sum()
     return loss
 
 

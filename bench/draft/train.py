@@ -18,6 +18,8 @@ from . import data
 from .net import Batch, Draft, agreement, loss_of
 
 Counts = dict[int, tuple[int, int]]
+TOGETHER = 4
+"""Rows of a batch that a CPU takes at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,10 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
     check = [collate([row]) for row in data.pack(held[:48], outputs, vocabulary, plan.length, np.random.default_rng(0))]
     source, began = batches(folder, outputs, vocabulary, plan, start), time.monotonic()
     for step in range(start, plan.steps):
-        batch = next(source).to(device)
-        with torch.autocast(device, torch.bfloat16):
-            loss = loss_of(draft, batch, plan.temperature)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = gradients(draft, next(source).to(device), plan.temperature, device)
         share_gradients(draft)
         optimizer.step(factor(step, plan))
-        mean = loss.item() if step == start else 0.9 * mean + 0.1 * loss.item()
+        mean = loss if step == start else 0.9 * mean + 0.1 * loss
         if step % 10 == 0:
             rate = (step + 1 - start) * plan.rows * workers()[1] * plan.length / (time.monotonic() - began)
             say(f"step {step}/{plan.steps}: loss {mean:.3f}, {rate:.0f} tokens a second")
@@ -124,6 +123,21 @@ def train(draft: Draft, folder: Path, plan: Plan, device: str, kept: Path,
             say(f"step {step + 1}: held-out agreement {table(counts)}")
             write(draft, step + 1, counts)
     return mean
+
+
+def gradients(draft: Draft, batch: Batch, temperature: float, device: str) -> float:
+    """Add up the gradients of a batch's mean loss, and return that loss. On a CPU a few rows go at a time.
+
+    Their intermediate results stay in the caches, and in memory that the process has: twice as fast.
+    """
+    parts = batch.parts(TOGETHER if device == "cpu" else len(batch.ids))
+    places, total = sum(int(part.used.sum()) for part in parts), 0.0
+    for part in parts:
+        with torch.autocast(device, torch.bfloat16):
+            loss = loss_of(draft, part, temperature) / max(1, places)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
 
 
 def table(counts: Counts) -> str:
