@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lychee import demo
-from lychee.compiler import Lowered, lower, trace
+from lychee.compiler import Lowered, Size, Tracer, lower, trace
 from lychee.kernels import OPS, Op, attention, draw, linear, lm_head, process_logits
 from lychee.kernels.kernel import Launch, Table
 from lychee.kernels.philox import TARGET
 from lychee.kernels.quantized import sample_int4, sample_int8
 from lychee.kernels.stand_in import bound_class
-from lychee.kernels.types import NoiseKeys, Queries, SamplingRows, SamplingTensors
+from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors
 from lychee.models.batch import Batch
 from lychee.models.compiled import bucket, fill
 from lychee.models.config import ModelConfig
@@ -211,25 +211,22 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
         sides: dict[str, Call] = {"ours": lowered.replay, "op by op": partial(_paged, q, kv, batch, scale)}
         expected = sides["op by op"]().transpose(0, 1)
         lowered.replay()
-        torch.testing.assert_close(lowered.result, expected.transpose(0, 1), rtol=0, atol=0)
+        torch.testing.assert_close(lowered.results[0], expected.transpose(0, 1), rtol=0, atol=0)
         for form, (query, caches, bias) in forms.items():
             sides[form] = partial(_sdpa, query, list(caches.unsqueeze(2)), bias if num_rows > 1 else None)
             torch.testing.assert_close(sides[form]().view(expected.shape), expected, rtol=1e-3, atol=1e-3)
         yield Case("attention", name, f"{keys} keys", num_rows, sides, config.num_layers)
 
 
-@dataclass(frozen=True)
-class _Attended:
-    q: Queries
-    batch: Batch
-
-
 def _bound(q: Tensor, kv: KVCache, batch: Batch, scale: float) -> Lowered:
     """The launches of `_paged` as a decode pass has them."""
-    program = trace(
-        lambda given: _paged(given.q, kv, given.batch, scale), _Attended, "cpu", block_size=BLOCK_SIZE, logit_rows=None
-    )
-    lowered = lower(program, {**bucket(batch), "num_heads": q.shape[1], "head_dim": q.shape[2]})
+
+    def attended(tracer: Tracer) -> Tensor:
+        given = tracer.tensor("q", [Size("num_tokens"), *q.shape[1:]], q.dtype)
+        return _paged(given, kv, tracer.struct(Batch, block_size=BLOCK_SIZE, logit_rows=None), scale)
+
+    program = trace(attended, "cpu")
+    lowered = lower(program, bucket(batch))
     lowered.inputs[0].copy_(q)
     fill(lowered.inputs[1:], batch)
     return lowered

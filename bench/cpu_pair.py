@@ -47,8 +47,13 @@ def ways(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, 
         return [tuple(completion.token_ids) for output in outputs for completion in output.outputs]
 
     def reference() -> list[tuple[int, ...]]:
-        with by_reference():
-            return decode(native=True)
+        target = llm.engine(native=True).target
+        target.binds = False
+        try:
+            with by_reference():
+                return decode(native=True)
+        finally:
+            target.binds = True
 
     return {"reference": reference, "native": lambda: decode(True), "speculative": lambda: decode(False)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -13,20 +14,20 @@ from lychee.kernels.kernel import Launch, Table
 from lychee.kernels.stand_in import bound_class
 
 from .memory import Need, assign
-from .program import Program, Size, Sizes, Value, values_of
+from .program import Program, Size, Sizes, Value, concrete, values_of
 
 Buffer = tuple[tuple[int, ...], torch.dtype]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lowered:
-    """A program at fixed sizes. Write `inputs`, replay, read `result`, which the next replay overwrites.
+    """A program at fixed sizes. Write `inputs`, replay, read `results`, which the next replay overwrites.
 
-    Inputs are zero at first, in the order of the program's. The arena holds all values but those.
+    Both are in the program's order; inputs are zero at first. The arena holds all values but those.
     """
 
     inputs: tuple[Tensor, ...]
-    result: Tensor
+    results: tuple[Tensor, ...]
     table: Table
     arena: Tensor
 
@@ -61,8 +62,8 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
     for call, buffers in zip(program.calls, scratch, strict=True):
         made = [tensors[v] for v in call.outputs]
         call.op.launch(*made, *(b and placed(*b) for b in buffers), **arguments.of(call.arguments))
-    result: Tensor = arguments.value(program.result).as_subclass(Tensor)
-    return Lowered(tuple(inputs.values()), result, Table(launches), arena)
+    results = tuple(arguments.value(v).as_subclass(Tensor) for v in program.results)
+    return Lowered(tuple(inputs.values()), results, Table(launches), arena)
 
 
 def _outputs(program: Program) -> Iterator[Value]:
@@ -77,7 +78,7 @@ def _lives(program: Program) -> dict[Value, tuple[int, int]]:
             first[value] = last[value] = step
         for value in call.reads:
             last[value.root] = step
-    last[program.result.root] = len(program.calls)
+    last |= dict.fromkeys((value.root for value in program.results), len(program.calls))
     return {value: (step, last[value]) for value, step in first.items()}
 
 
@@ -99,7 +100,7 @@ def _scratch(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> 
 
 
 def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return int(torch.Size(shape).numel()) * dtype.itemsize
+    return prod(shape) * dtype.itemsize
 
 
 def _tensor(memory: Tensor, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -130,4 +131,7 @@ class _Arguments:
 
     def value(self, value: Value) -> Tensor:
         whole = self.tensors[value.root]
-        return whole if value.root is value else whole.view(value.concrete_shape(self.sizes))
+        if value.root is value:
+            return whole
+        shape, start = value.concrete_shape(self.sizes), concrete(value.offset, self.sizes)
+        return whole.view(-1)[start : start + prod(shape)].view(shape)

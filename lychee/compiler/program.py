@@ -62,13 +62,19 @@ def concrete(size: Dim, sizes: Sizes) -> int:
 
 
 class Value(StandIn):
-    """A tensor of a program. A view is a value with a `root`, whose memory it is."""
+    """A tensor of a program. A view is a value with a `root`, whose memory it is, from element `offset` on."""
 
     def __init__(
-        self, name: str, shape: tuple[Dim, ...], dtype: torch.dtype, device: torch.device, root: Value | None = None
+        self,
+        name: str,
+        shape: tuple[Dim, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        root: Value | None = None,
+        offset: Dim = 0,
     ) -> None:
         self.name, self.shape, self.dtype, self.device = name, shape, dtype, device
-        self.root = root or self
+        self.root, self.offset = root or self, offset
 
     def __str__(self) -> str:
         return f"%{self.name}"
@@ -102,11 +108,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Calls in the order in which they run. `inputs` are written before a run, `result` is read after it."""
+    """Calls in the order in which they run. `inputs` are written before a run, `results` are read after it."""
 
     inputs: tuple[Value, ...]
     calls: tuple[Call, ...]
-    result: Value
+    results: tuple[Value, ...]
 
     def __str__(self) -> str:
         return self.text({})
@@ -118,7 +124,8 @@ class Program:
             outputs = ", ".join(f"{v}: {v.typed}" for v in call.outputs)
             given = ", ".join(_shown(key, value, names) for key, value in call.arguments.items() if value is not None)
             lines.append(f"{outputs} = {call.op.name}({given})" if outputs else f"{call.op.name}({given})")
-        return "\n".join([*lines, f"return {_view(self.result)}: {self.result.typed}", ""])
+        returned = ", ".join(f"{_view(v)}: {v.typed}" for v in self.results)
+        return "\n".join([*lines, f"return {returned}", ""])
 
 
 def values_of(argument: Any) -> Iterator[Value]:
@@ -135,7 +142,10 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _view(value: Value) -> str:
-    return str(value) if value.root is value else f"{value.root}.view({', '.join(map(str, value.shape))})"
+    if value.root is value:
+        return str(value)
+    start = f"[{value.offset}:]" if value.offset != 0 else ""
+    return f"{value.root}{start}.view({', '.join(map(str, value.shape))})"
 
 
 def _shown(key: str, value: Any, names: Mapping[int, str]) -> str:

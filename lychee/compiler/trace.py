@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import count
 from math import prod
-from typing import Any, TypeVar, get_type_hints
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
+from torch import Tensor
 
 from lychee.kernels.contract import Binding
 from lychee.kernels.op import Op
 from lychee.kernels.specs import spec_of
 
-from .program import Call, Dim, Program, Size, Value, values_of
+from .program import Call, Dim, Program, Size, Value
 
 T = TypeVar("T")
 
@@ -30,8 +32,9 @@ class Traced(Value):
         dtype: torch.dtype,
         device: torch.device,
         root: Value | None = None,
+        offset: Dim = 0,
     ) -> None:
-        super().__init__(name, shape, dtype, device, root)
+        super().__init__(name, shape, dtype, device, root, offset)
         self.calls = calls
 
     def record(self, op: Op[Any, Any], arguments: dict[str, Any], binding: Binding) -> Any:
@@ -50,7 +53,18 @@ class Traced(Value):
             shape = (*shape[:at], _missing(self.shape, [*shape[:at], *shape[at + 1 :]]), *shape[at + 1 :])
         if _factors(shape) != _factors(self.shape):
             raise ValueError(f"{self} of {self.typed} has no view of shape {tuple(map(str, shape))}")
-        return Traced(self.calls, self.name, shape, self.dtype, self.device, self.root)
+        return self._part(shape, self.offset)
+
+    def __getitem__(self, index: int) -> Traced:
+        """One of the parts along the first axis. Raises TypeError for any other index."""
+        if not isinstance(index, int):
+            raise TypeError(f"{self} is indexed with {index!r}, in a trace it must be a whole number")
+        if self.offset != 0:
+            raise ValueError(f"{self} is a part already, and has no parts in a trace")
+        return self._part(self.shape[1:], _missing(self.shape[1:], []) * index)
+
+    def _part(self, shape: tuple[Dim, ...], offset: Dim) -> Traced:
+        return Traced(self.calls, self.name, shape, self.dtype, self.device, self.root, offset)
 
     def view_as(self, other: Value) -> Traced:
         return self.view(*other.shape)
@@ -79,27 +93,44 @@ def _missing(shape: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     return Size(names[0], known // factor) if names else known // factor
 
 
-def trace(function: Callable[[T], Any], struct: type[T], device: torch.device | str, **known: Any) -> Program:
-    """The program of `function`, which takes a struct of tensors, and of whole numbers that are sizes as well.
+class Tracer:
+    """Makes a program's inputs: values that stand for tensors of one device."""
 
-    Its tensors become inputs named as its fields, of the axes that their specs name. `known` gives fields, of structs
-    within as well, that are no inputs but what they are given as. Raises AttributeError, TypeError or ValueError where
-    the function does something with a value that is neither an op nor a view.
-    """
-    calls: list[Call] = []
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.inputs: list[Value] = []
+        self.calls: list[Call] = []
 
-    def made(struct: type[Any]) -> Any:
+    def tensor(self, name: str, shape: Sequence[Dim], dtype: torch.dtype) -> Tensor:
+        """An input, which for the function that is traced is a tensor."""
+        value = Traced(self.calls, name, tuple(shape), dtype, self.device)
+        self.inputs.append(value)
+        return cast(Tensor, value)
+
+    def struct(self, struct: type[T], rename: Mapping[str, str] = MappingProxyType({}), **known: Any) -> T:
+        """A struct whose tensors are inputs named as its fields, of the axes that their specs name, `rename` applied.
+
+        Its whole numbers are sizes. `known` gives fields, of structs within as well, that are no inputs.
+        """
         hints, values = get_type_hints(struct, include_extras=True), {}
-        for name in (field.name for field in fields(struct)):
+        for name in (field.name for field in fields(struct)):  # type: ignore[arg-type]
             if name in known:
                 values[name] = known[name]
             elif spec := spec_of(hints[name]):
-                shape = tuple(Size(axis, 1, more) for axis, more in spec.parsed)
-                values[name] = Traced(calls, name, shape, spec.dtypes[0], torch.device(device))
+                shape = [Size(rename.get(axis, axis), 1, more) for axis, more in spec.parsed]
+                values[name] = self.tensor(name, shape, spec.dtypes[0])
             else:
-                values[name] = made(hints[name]) if is_dataclass(hints[name]) else Size(name)
+                within = is_dataclass(hints[name])
+                values[name] = self.struct(hints[name], rename, **known) if within else Size(rename.get(name, name))
         return struct(**values)
 
-    given = made(struct)
-    result = function(given)
-    return Program(tuple(values_of(given)), tuple(calls), result)
+
+def trace(function: Callable[[Tracer], Tensor | tuple[Tensor, ...]], device: torch.device | str) -> Program:
+    """The program of `function`, which makes its inputs and returns what is computed from them.
+
+    Raises AttributeError, TypeError or ValueError where it does with a value what is neither an op nor a view.
+    """
+    tracer = Tracer(device)
+    made = function(tracer)
+    results = cast(tuple[Value, ...], made if isinstance(made, tuple) else (made,))
+    return Program(tuple(tracer.inputs), tuple(tracer.calls), results)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
-from lychee.compiler import Lowered, Program, Sizes, lower, trace
+from lychee.compiler import Buckets, Program, Sizes, Tracer, trace
 from lychee.kernels.kernel import can_bind
 from lychee.kernels.sizes import next_power_of_2
 from lychee.kernels.types import Logits
@@ -17,77 +17,63 @@ from .batch import Batch
 from .kv_cache import KVCache
 from .llama import Llama
 
-KEPT = 64
-"""Lowered programs of a model; the one that was not used for longest goes first."""
-AFTER = 4
-"""Passes of a kind that run op by op: lowering takes as long as they lose by that."""
-CONTEXT_STEP = 256
+LEAST_CONTEXT = 256
+"""Contexts up to this long are one bucket, then those up to twice as long, and so on."""
 
 
 class CompiledLlama:
     """`forward` gives what `Llama.forward` gives, to the bit. Its logits last until the next call."""
 
-    def __init__(self, model: Llama, kv: KVCache, after: int = AFTER) -> None:
-        self.model, self.kv, self.after = model, kv, after
+    def __init__(self, model: Llama, kv: KVCache, buckets: Buckets | None = None) -> None:
+        self.model, self.kv = model, kv
         self.binds = can_bind(kv.storage.device)
-        self._arena: Tensor | None = None
-        self._lowered: OrderedDict[tuple[int, ...], Lowered | int] = OrderedDict()
+        self.buckets = buckets or Buckets()
 
     def forward(self, batch: Batch) -> Logits:
         """Logits of `batch.logit_rows`, or of every row; stores the keys and values of all rows."""
         no_logits = batch.logit_rows is not None and len(batch.logit_rows) == 0
-        can = self.binds and batch.is_decode and not no_logits
-        if not can or (lowered := self._of(bucket(batch), batch.logit_rows is None)) is None:
+        if not self.binds or not batch.is_decode or no_logits:
+            return self.model.forward(batch, self.kv)
+        whole = batch.logit_rows is None
+        make = lambda: self.every_row if whole else self.some_rows  # noqa: E731 - traced when it is wanted
+        lowered = self.buckets.lowered(whole, make, bucket(batch))
+        if lowered is None:
             return self.model.forward(batch, self.kv)
         fill(lowered.inputs, batch)
         lowered.replay()
-        return lowered.result
-
-    def _of(self, sizes: Sizes, every_row: bool) -> Lowered | None:
-        """The lowered pass of these sizes, None for the first few times."""
-        key = tuple(sizes.values())
-        found = self._lowered.pop(key, 0)
-        if isinstance(found, int):
-            found = found + 1 if found < self.after else self._lower(sizes, every_row)
-        self._lowered[key] = found
-        if len(self._lowered) > KEPT:
-            self._lowered.popitem(last=False)
-        return None if isinstance(found, int) else found
-
-    def _lower(self, sizes: Sizes, every_row: bool) -> Lowered:
-        lowered = lower(self.every_row if every_row else self.some_rows, sizes, self._arena)
-        self._arena = lowered.arena
-        return lowered
+        return lowered.results[0]
 
     @cached_property
     def every_row(self) -> Program:
         """The pass that gives the logits of all rows."""
-        return self._traced(logit_rows=None)
+        return trace(lambda tracer: self.traced(tracer, logit_rows=None), self.kv.storage.device)
 
     @cached_property
     def some_rows(self) -> Program:
         """The pass that gives the logits of `Batch.logit_rows`."""
-        return self._traced()
+        return trace(self.traced, self.kv.storage.device)
 
-    def _traced(self, **known: None) -> Program:
-        def forward(batch: Batch) -> Logits:
-            return self.model.forward(batch, self.kv)
-
-        return trace(forward, Batch, self.kv.storage.device, block_size=self.kv.block_size, **known)
+    def traced(self, tracer: Tracer, **known: Any) -> Logits:
+        """The logits of a batch that is the program's input."""
+        return self.model.forward(tracer.struct(Batch, block_size=self.kv.block_size, **known), self.kv)
 
 
-def bucket(batch: Batch) -> Sizes:
-    """The sizes of a decode pass, those that may be larger than the batch's rounded up, so that they seldom change."""
+def bucket(batch: Batch, further: int = 0) -> Sizes:
+    """The sizes of a decode pass, those that may be larger than the batch's rounded up, so that they seldom change.
+
+    `further`: positions that contexts will grow by.
+    """
     paging, ancestors = batch.paging, batch.ancestors
     assert ancestors is not None
-    most, step = paging.max_context, CONTEXT_STEP
+    room = next_power_of_2(max(LEAST_CONTEXT, paging.max_context + further))
+    num_blocks = max(paging.block_tables.shape[1], LEAST_CONTEXT // paging.block_size)
     return {
         "num_tokens": len(batch.tokens),
         "num_seqs": len(paging.context_lens),
         "max_path": ancestors.shape[1],
         "max_rows": paging.max_rows,
-        "max_blocks": next_power_of_2(paging.block_tables.shape[1]),
-        "max_context": max(64, next_power_of_2(most)) if 0 < most < step else -(-most // step) * step,
+        "max_blocks": next_power_of_2(num_blocks),
+        "max_context": room,
         "num_logit_rows": 0 if batch.logit_rows is None else len(batch.logit_rows),
     }
 

@@ -18,6 +18,7 @@ from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
+from .draft_loop import DraftLoop
 from .inputs import SamplingBatch
 from .sequence import Sequence
 from .tree import ProposedTree, TreeShape
@@ -57,11 +58,11 @@ def undrafted(seqs: Seq[Sequence]) -> Proposals:
 
 
 class ModelDrafter:
-    """A draft model over the target's blocks, with KV storage of its own. Drafts chains, level by level."""
+    """A draft model over the target's blocks, with KV storage of its own. Drafts chains."""
 
     def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
-        self.compiled = CompiledLlama(model, kv)
+        self.compiled, self.loop = CompiledLlama(model, kv), DraftLoop(model, kv, vocab)
         self.max_len = model.config.max_positions
         self.max_num_batched_tokens = max_num_batched_tokens
 
@@ -72,6 +73,31 @@ class ModelDrafter:
         if not active:
             return undrafted(batch.seqs)
         self._catch_up([batch.seqs[i] for i in active])
+        looped = self.loop.run(batch, self._rows(batch, active, [], 0), active, [lengths[i] for i in active])
+        if looped is None:
+            return self._level_by_level(batch, shapes, active)
+        tokens = [[seq.tokens[-1]] for seq in batch.seqs]
+        for i, drawn in zip(active, torch.cat(looped[: max(lengths)], 1).tolist(), strict=True):
+            tokens[i] += drawn[: lengths[i]]
+            refuse_undrawn(tokens[i], "draft")
+        trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
+        return Proposals(trees, self._kept(shapes, active, looped[max(lengths) :]))
+
+    def _kept(self, shapes: Seq[TreeShape], active: Seq[int], levels: Seq[Tensor]) -> Tensor | None:
+        """[num_nodes, vocab] from every level's log-probabilities, whose rows are the sequences `active`."""
+        if not levels:
+            return None
+        kept = levels[0].new_zeros(sum(shape.num_nodes for shape in shapes), self.vocab)
+        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
+        for depth, log_probs in enumerate(levels):
+            rows = [row for row, i in enumerate(active) if shapes[i].num_nodes - 1 > depth]
+            nodes = [first_row[active[row]] + depth for row in rows]
+            kept[torch.tensor(nodes)] = log_probs[torch.tensor(rows)]
+        return kept
+
+    def _level_by_level(self, batch: SamplingBatch, shapes: Seq[TreeShape], active: list[int]) -> Proposals:
+        """The same, from the host."""
+        lengths = [shape.num_nodes - 1 for shape in shapes]
         tokens = [[seq.tokens[-1]] for seq in batch.seqs]
         first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
         kept: Tensor | None = None
@@ -90,14 +116,18 @@ class ModelDrafter:
         return Proposals(trees, kept)
 
     def _rows(self, batch: SamplingBatch, active: Seq[int], tokens: Seq[Seq[int]], depth: int) -> Batch:
-        """The rows whose last one predicts the next level: at the root also an accepted token not yet cached."""
+        """The rows whose last one predicts the next level.
+
+        At the root they are two, so that rounds are alike: the token before it may lack draft KV, and where it does not
+        it is computed again, to the same bits.
+        """
         seqs = [batch.seqs[i] for i in active]
         if depth:
             starts = [seq.cached + depth for seq in seqs]
             rows = [[tokens[i][depth]] for i in active]
         else:
-            starts = [seq.draft_cached for seq in seqs]
-            rows = [seq.tokens[seq.draft_cached :] for seq in seqs]
+            starts = [max(0, seq.cached - 1) for seq in seqs]
+            rows = [seq.tokens[start:] for seq, start in zip(seqs, starts, strict=True)]
         return Batch.decode(
             tokens=rows,
             parents=[TreeShape.chain(len(row) - 1).parents for row in rows],

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lychee.compiler import Buckets
 from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama, bucket
 from lychee.models.kv_cache import KVCache
@@ -74,7 +75,7 @@ def test_a_replayed_pass_has_the_bits_of_one_that_runs_op_by_op(saved, family, f
     dtype, quant, kv_dtype = fmt
     model = Llama.load(saved(family), "cpu", dtype, quant)
     plain, kv = cache_of(model, kv_dtype), cache_of(model, kv_dtype)
-    compiled = CompiledLlama(model, kv, after=0)
+    compiled = CompiledLlama(model, kv, Buckets(after=0))
     for batch in (*passes, *passes):
         assert bits(compiled.forward(batch)) == bits(model.forward(batch, plain))
         assert bits(kv.storage) == bits(plain.storage)
@@ -83,28 +84,6 @@ def test_a_replayed_pass_has_the_bits_of_one_that_runs_op_by_op(saved, family, f
 def chain(length, context):
     table = list(range(-(-(context + length) // BLOCK_SIZE)))
     return Batch.decode([[1] * length], [list(range(-1, length - 1))], [context], [table], BLOCK_SIZE, "cpu")
-
-
-def test_a_kind_of_pass_is_lowered_when_it_has_come_a_few_times(saved):
-    model = Llama.load(saved("llama"))
-    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=2)
-    lowered = [compiled._of(bucket(chain(2, 20 + n)), True) for n in range(4)]
-    assert [x is not None for x in lowered] == [False, False, True, True]
-    assert lowered[2] is lowered[3]
-
-
-def test_the_number_of_lowered_passes_is_bounded_and_the_oldest_goes(saved, monkeypatch):
-    monkeypatch.setattr("lychee.models.compiled.KEPT", 3)
-    model = Llama.load(saved("llama"))
-    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=0)
-    first = compiled._of(bucket(chain(1, 5)), True)
-    for length in (2, 3):
-        compiled._of(bucket(chain(length, 5)), True)
-    assert compiled._of(bucket(chain(1, 5)), True) is first
-    for length in (2, 4, 5):
-        compiled._of(bucket(chain(length, 5)), True)
-    assert len(compiled._lowered) == 3
-    assert compiled._of(bucket(chain(1, 5)), True) is not first
 
 
 def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
@@ -117,9 +96,9 @@ def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
 
 def test_prefill_and_passes_without_logits_run_op_by_op(saved):
     model = Llama.load(saved("llama"))
-    compiled = CompiledLlama(model, cache_of(model, torch.float32), after=0)
+    compiled = CompiledLlama(model, cache_of(model, torch.float32), Buckets(after=0))
     prompt = Batch.prefill([[1, 2, 3]], [0], [[0]], BLOCK_SIZE, "cpu")
     assert compiled.forward(prompt).shape == (3, VOCAB)
     silent = Batch.decode([[1]], [[-1]], [3], [[0]], BLOCK_SIZE, "cpu", logit_rows=[])
     assert compiled.forward(silent).shape == (0, VOCAB)
-    assert not compiled._lowered
+    assert len(compiled.buckets) == 0

@@ -1,0 +1,131 @@
+"""Drafting in one replayed program proposes what drafting level by level proposes, and from the same distributions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lychee.compiler import Buckets
+from lychee.runtime.config import SpeculativeConfig
+from lychee.runtime.controller import Fixed
+from lychee.runtime.drafter import ModelDrafter
+from tests.kernels.batches import bits
+
+from .pairs import PROMPTS, greedy, make_llm, seeded
+
+SAMPLED = seeded(seed=None)
+# Rejection with a seed draws the same noise however it is drafted.
+REJECTION = {"verify": "rejection"}
+
+
+@pytest.fixture(scope="module", params=["auto", "rejection"])
+def llm(request):
+    config = SpeculativeConfig(num_speculative_tokens=4, verify=request.param)
+    return make_llm("near", config=config, max_num_seqs=4)
+
+
+class Both(ModelDrafter):
+    """Proposes level by level, and asserts that the program proposes the same and stores the same."""
+
+    looped = 0
+
+    def propose(self, batch, shapes):
+        self._catch_up([seq for seq, shape in zip(batch.seqs, shapes, strict=True) if shape.num_nodes > 1])
+        storage = self.kv.storage.clone()
+        self.loop.binds = False
+        want = super().propose(batch, shapes)
+        after = self.kv.storage.clone()
+        self.loop.binds = True
+        self.kv.storage.copy_(storage)
+        got = super().propose(batch, shapes)
+        self.looped += len(self.loop.buckets) > 0
+        assert got.trees == want.trees
+        assert (got.draft_log_probs is None) == (want.draft_log_probs is None)
+        if want.draft_log_probs is not None:
+            assert bits(got.draft_log_probs) == bits(want.draft_log_probs)
+        assert bits(self.kv.storage) == bits(after)
+        return got
+
+
+def generate(llm, prompts, params, length=4):
+    """How many rounds were drafted by the program."""
+    engine = llm.engine()
+    drafter, controller = engine.drafter, engine.controller
+    both = Both(drafter.model, drafter.kv, drafter.vocab, drafter.max_num_batched_tokens)
+    both.loop.buckets = Buckets(after=0)
+    both.kv.storage.fill_(0.25)  # what was never stored may be read by rows that are not used: the same in both
+    engine.drafter, engine.controller = both, Fixed(length)
+    try:
+        llm.generate(prompts, params)
+    finally:
+        engine.drafter, engine.controller = drafter, controller
+    return both.looped
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9])
+@pytest.mark.parametrize("params", [greedy(), seeded(), SAMPLED], ids=["greedy", "seeded", "sampled"])
+def test_a_batch_of_any_length_drafts_the_same(llm, params, length):
+    assert generate(llm, PROMPTS, params, length) > 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.02},
+        {"logit_bias": {5: 3.0, 9: -100.0}, "min_tokens": 9, "ignore_eos": False},
+        {"n": 3},
+        {"stop": ["e"]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_filters_biases_and_copies_draft_the_same(llm, changes):
+    assert generate(llm, PROMPTS[:2], replace(seeded(), **changes)) > 0
+
+
+def test_sequences_that_end_at_different_places_draft_the_same(llm):
+    each = [replace(seeded(), max_tokens=tokens) for tokens in (5, 11, 24, 30)]
+    assert generate(llm, PROMPTS, each, 6) > 2
+
+
+@pytest.mark.parametrize("changes", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.3}, {"bad_words": ["the"]}])
+def test_what_depends_on_tokens_just_drawn_is_drafted_level_by_level(llm, changes):
+    assert generate(llm, PROMPTS[:2], replace(seeded(), **changes)) == 0
+
+
+def test_requests_of_two_kinds_of_noise_draft_level_by_level_while_they_are_together():
+    llm = make_llm("near", max_num_seqs=4)
+    both = [replace(SAMPLED, max_tokens=6), replace(seeded(), max_tokens=6)]
+    assert generate(llm, PROMPTS[:2], both, 2) == 0
+
+
+def test_weights_that_are_not_finite_are_reported(llm):
+    drafter = llm.engine().drafter
+    weight = drafter.model.weights.norm
+    kept = weight.clone()
+    weight.fill_(float("nan"))
+    try:
+        drafter.loop.buckets = Buckets(after=0)
+        with pytest.raises(ArithmeticError, match="the draft model's logits are not finite"):
+            llm.generate(PROMPTS[0], greedy())
+    finally:
+        weight.copy_(kept)
+
+
+def test_a_level_past_a_sequence_s_length_stores_nothing_and_stays_in_its_blocks(llm):
+    loop = llm.engine().drafter.loop
+
+    class Seq:
+        def __init__(self, cached, blocks):
+            self.cached, self.blocks = cached, blocks
+
+    class FakeBatch:
+        seqs = (Seq(15, [3]), Seq(14, [7, 2]))
+
+    levels = loop._levels(FakeBatch, (0, 1), (1, 3), 3, False).reshape(3, 5, 2)
+    size = loop.kv.block_size
+    assert size == 16
+    at, slots = levels[:, 0], levels[:, 1]
+    np.testing.assert_array_equal(at, [[15, 14], [15, 15], [15, 16]])
+    np.testing.assert_array_equal(slots, [[3 * 16 + 15, 7 * 16 + 14], [-1, 7 * 16 + 15], [-1, 2 * 16]])
+    assert torch.int32 == torch.from_numpy(levels).dtype
