@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from lychee.kernels.op import Op
-from lychee.kernels.stand_in import StandIn
+from lychee.kernels.stand_in import StandIn, Symbol
 
 Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Symbol):
     """factor * name + offset: a size that is known when a program is lowered."""
 
     name: str

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .specs import members, optional_of, spec_of, struct_specs
-from .stand_in import StandIn
+from .stand_in import StandIn, Symbol
 from .types import Spec
 
 
@@ -75,7 +75,8 @@ class Contract:
 
     def check(self, arguments: Mapping[str, Any]) -> Binding:
         """Unify axes, dtypes and device over all tensors; refuse what does not fit."""
-        binding = Binding(self.name, {k: v for k, v in arguments.items() if type(v) is int})
+        given: dict[str, Any] = {k: v for k, v in arguments.items() if type(v) is int or isinstance(v, Symbol)}
+        binding = Binding(self.name, given)
         for key, spec, tensor in self.tensors(arguments):
             binding.bind(key, spec, tensor)
         return binding

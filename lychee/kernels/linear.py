@@ -19,6 +19,7 @@ from .op import op
 from .sizes import cdiv
 from .types import Bias, Cost, Features, Projected, ProjectedF32, Weight
 
+CPU_EXACT = 9
 BLOCK_M = 16  # rows of a decode tile: the narrowest token operand that every tensor-core shape takes
 
 
@@ -44,16 +45,18 @@ def decode_config(out_features: int, dtype: torch.dtype) -> Config:
 
 
 @cache
-def cpu_config(num_tokens: int, out_features: int, in_features: int) -> Config:
+def cpu_config(num_tokens: int, out_features: int, in_features: int, prefill: bool = False) -> Config:
     """Up to 16 rows in one tile, so that weights stream once; block_k divides in_features if it can.
 
-    What a speculative round verifies has a kernel for each number of rows: blocks then have as many, and rows lie at
-    known distances. More rows go by tiles of 16, and weights are read anew for each, from a cache.
+    Up to CPU_EXACT rows, what most rounds verify, have a kernel for each number: blocks then have as many, and rows lie
+    at known distances. More go by tiles of 16, and weights are read anew for each, from a cache. A kernel has to be
+    compiled, so there is one for all prefills.
     """
-    block_m = next(size for size in (1, 2, 4, 8, 16) if size >= min(num_tokens, 16))  # few, for each is compiled
+    exact = num_tokens <= CPU_EXACT and not prefill
+    block_m = next(size for size in (1, 2, 4, 8, 16) if size >= num_tokens) if exact else 16
     block_k = max(64, min(256, in_features & -in_features))
     width = 0 if in_features % block_k else in_features
-    rows = num_tokens if width and num_tokens <= 16 else 0
+    rows = num_tokens if width and exact else 0
     return Config(block_m, 16 if out_features < 1024 else 32, block_k, 1, 1, rows, width)
 
 
@@ -272,10 +275,10 @@ def _linear_prefill_kernel(
     tl.store(y_ptrs, acc, mask=mask_m[:, None] & mask_n[None, :])
 
 
-def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _launch_decode(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, prefill: bool = False) -> None:
     (num_tokens, in_features), out_features = x.shape, weight.shape[0]
     if sizes.runs_on_cpu(x):
-        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features), 1, {}
+        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features, prefill), 1, {}
     else:
         config = decode_config(out_features, weight.dtype)
         row_tiles = 1 if num_tokens <= config.block_m else 2 if num_tokens <= 2 * config.block_m else 4
@@ -338,7 +341,7 @@ def linear_prefill(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = N
     On the CPU they are those of `linear`.
     """
     if sizes.runs_on_cpu(x):
-        _launch_decode(y, x, weight, bias)
+        _launch_decode(y, x, weight, bias, prefill=True)
         return
     (num_tokens, in_features), out_features = x.shape, weight.shape[0]
     config = prefill_config(weight.dtype)

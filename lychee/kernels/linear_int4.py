@@ -185,7 +185,7 @@ def _launch(y: Tensor, x: Tensor, weight: Int4Weight, bias: Tensor | None, prefi
     (num_tokens, in_features), out_features = x.shape, weight.packed.shape[0]
     group = group_size(in_features, weight)
     if sizes.runs_on_cpu(x):
-        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features), 1, {}
+        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features, prefill), 1, {}
         config = config._replace(block_k=block_k(in_features, config.block_k))
     else:
         config = gpu_config(out_features, in_features, prefill, True)

@@ -89,7 +89,7 @@ def _launch(y: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None, prefi
     group = group_size(in_features, weight)
     group = 0 if group == in_features else group
     if sizes.runs_on_cpu(x):
-        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features), 1, {}
+        config, row_tiles, options = cpu_config(num_tokens, out_features, in_features, prefill), 1, {}
         if group:
             config = config._replace(block_k=block_k(in_features, config.block_k))
     else:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _AS_SUBCLASS = Tensor.as_subclass
 
 
+class Symbol:
+    """A size that is not known yet; it may be given where an op takes an axis as a number."""
+
+
 class StandIn:
     """A tensor's shape, dtype and device without its elements: an op called with one records the call with it.
 

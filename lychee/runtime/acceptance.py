@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lychee.kernels import accept_coupled, accept_rejection, draw, process_logits
 from lychee.kernels.philox import TARGET
+from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, Tree
 
 from .drafter import Proposals, refuse_undrawn
 from .inputs import SamplingBatch
@@ -36,8 +37,7 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
     results = []
     if not all(batch.rejection):
         keys = batch.keys([i for i, _, _ in nodes], rows.positions.cpu().numpy() + 1, [0] * len(nodes))
-        target_tokens = draw(log_probs, keys, 1, TARGET, False).flatten()
-        results.append(accept_coupled(tree, target_tokens, max_path))
+        results.append(_followed(log_probs, keys, tree, max_path))
     if any(batch.rejection):
         # With one-node trees only there is no draft distribution, and none is read.
         draft_log_probs = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
@@ -48,7 +48,29 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
         paths = torch.where(by_rejection[:, None], paths, results[0][0])
         lens = torch.where(by_rejection, lens, results[0][1])
         following = torch.where(by_rejection, following, results[0][2])
-    drawn = following.tolist()
+    return told(proposals, paths, lens, following)
+
+
+def follow(
+    logits: Tensor,
+    rows: SamplingRows,
+    params: SamplingTensors,
+    keys: NoiseKeys,
+    tree: Tree,
+    max_path: int,
+    vocab: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `accept_coupled` gives for the target's own draws after every node."""
+    return _followed(process_logits(logits, rows, params, vocab), keys, tree, max_path)
+
+
+def _followed(log_probs: Tensor, keys: NoiseKeys, tree: Tree, max_path: int) -> tuple[Tensor, Tensor, Tensor]:
+    return accept_coupled(tree, draw(log_probs, keys, 1, TARGET, False).flatten(), max_path)
+
+
+def told(proposals: Proposals, paths: Tensor, lens: Tensor, following: Tensor) -> Accepted:
+    """What an acceptance op gives, in the host's terms. Raises ArithmeticError where nothing could be drawn."""
+    trees, drawn = proposals.trees, following.tolist()
     refuse_undrawn(drawn, "target")
     kept = tuple(tuple(path[:n]) for path, n in zip(paths.tolist(), lens.tolist(), strict=True))
     tokens = tuple(

@@ -26,6 +26,7 @@ from .scheduler import PrefillChunk, Scheduler
 from .sequence import Sequence
 from .streamer import Chunk, TokenLogprob, push
 from .tree import TreeShape
+from .verifier import Verifier
 
 
 class Engine:
@@ -45,6 +46,7 @@ class Engine:
         self.target, self.kv, self.scheduler = CompiledLlama(target, kv), kv, scheduler
         self.drafter, self.controller = drafter, controller
         self.vocab, self.lossless = vocab, lossless
+        self.verifier = Verifier(self.target, vocab, lossless)
         self.metrics = Metrics()
         self._batch: SamplingBatch | None = None
 
@@ -98,7 +100,10 @@ class Engine:
         if not done:
             return []
         sampling = self._sampling(tuple(chunks[i].seq for i in done))
-        return self._emit(sampling, undrafted(sampling.seqs), logits, in_round=False)
+        proposals = undrafted(sampling.seqs)
+        with self._timed("verify_s"):
+            accepted = accept(proposals, logits, sampling, self.vocab, self.lossless)
+        return self._emit(sampling, proposals, logits, accepted, in_round=False)
 
     def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
         sampling = self._sampling(seqs)
@@ -106,8 +111,8 @@ class Engine:
         with self._timed("draft_s"):
             proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
         with self._timed("verify_s"):
-            logits = self.target.forward(self._verify_rows(seqs, proposals))
-        return self._emit(sampling, proposals, logits, in_round=True)
+            logits, accepted = self.verifier.run(self._verify_rows(seqs, proposals), proposals, sampling)
+        return self._emit(sampling, proposals, logits, accepted, in_round=True)
 
     def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:
         """The controller's shapes, cut to the token limit, the draft's context and the free blocks."""
@@ -130,10 +135,10 @@ class Engine:
             device=self.kv.storage.device,
         )
 
-    def _emit(self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor, *, in_round: bool) -> list[Chunk]:
-        """Accept, commit the accepted paths' KV, stream, and end what has ended."""
-        with self._timed("verify_s"):
-            accepted = accept(proposals, logits, sampling, self.vocab, self.lossless)
+    def _emit(
+        self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor, accepted: Accepted, *, in_round: bool
+    ) -> list[Chunk]:
+        """Commit the accepted paths' KV, stream, and end what has ended."""
         self._commit(sampling, accepted)
         chunks, row = [], 0
         for i, (seq, tree) in enumerate(zip(sampling.seqs, proposals.trees, strict=True)):

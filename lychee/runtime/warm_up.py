@@ -11,22 +11,23 @@ from lychee.models.llama import Llama
 from .drafter import ModelDrafter
 from .engine import Engine
 
-# Rows and cached tokens: the tile sizes of most rounds. With a window also the first context that it does not hold.
-TREES = ((1, 0), (2, 0), (8, 64), (1, 512), (5, 512), (9, 512), (17, 512), (1, 1024))
+# Rows and cached tokens: the kernels of most rounds. With a window also the first context that it does not hold.
+TREES = (*((rows, 0) for rows in range(1, 9)), (8, 64), (1, 512), (5, 512), (9, 512), (17, 512), (1, 1024))
 CHUNKS = ((8, 0), (40, 0))
+DRAFT_TREES = ((1, 0), (2, 0), (1, 512), (2, 512), (1, 1024))
 WINDOWED_TREES, WINDOWED_CHUNK = (1, 9), 40
 
 
 def warm_up(engine: Engine) -> None:
     """Forward passes of both models on the engine's own blocks, which must not hold anything yet."""
-    passes = [(engine.target.model, engine.kv)]
+    passes = [(engine.target.model, engine.kv, TREES)]
     if isinstance(engine.drafter, ModelDrafter):
-        passes.append((engine.drafter.model, engine.drafter.kv))
+        passes.append((engine.drafter.model, engine.drafter.kv, DRAFT_TREES))
     room = engine.scheduler.pool.num_blocks * engine.kv.block_size
-    for model, kv in passes:
+    for model, kv, trees in passes:
         longest = min(room, model.config.max_positions)
         windows = sorted(set(model.config.windows) - {0})
-        for rows, context in (*TREES, *product(WINDOWED_TREES, windows)):
+        for rows, context in (*trees, *product(WINDOWED_TREES, windows)):
             if rows + context <= longest:
                 _forward(model, kv, rows, context, is_tree=True)
         for rows, context in (*CHUNKS, *product((WINDOWED_CHUNK,), windows)):

@@ -104,6 +104,8 @@ class ForcedTarget:
     def __init__(self, tokens, vocab):
         self.tokens, self.vocab = torch.tensor(tokens), vocab
 
+    binds = False
+
     def forward(self, batch):
         positions = batch.positions if batch.logit_rows is None else batch.positions[batch.logit_rows]
         following = self.tokens.to(positions.device)[(positions.long() + 1).clamp(max=len(self.tokens) - 1)]
@@ -116,8 +118,9 @@ def forcing(llm, prompt_ids, tokens, length=K):
     """The target emits `tokens` after the prompt, and the drafter proposes them, `length` in a round."""
     script = lambda seq, wanted: tokens[seq.num_emitted : seq.num_emitted + wanted]  # noqa: E731
     with drafting(llm, script, length) as engine:
-        target, engine.target = engine.target, ForcedTarget([*prompt_ids, *tokens], llm.target.config.vocab_size)
+        before = engine.target, engine.verifier.target
+        engine.target = engine.verifier.target = ForcedTarget([*prompt_ids, *tokens], llm.target.config.vocab_size)
         try:
             yield engine
         finally:
-            engine.target = target
+            engine.target, engine.verifier.target = before
