@@ -55,7 +55,7 @@ class LLM:
         draft_model: str | Path | None = None,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         *,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         dtype: str = "auto",
         target_quant: str | None = None,
         draft_quant: str | None = None,
@@ -195,16 +195,24 @@ class LLM:
         draft = None if native else self.draft
         models = [self.target] if draft is None else [self.target, draft]
         num_blocks = sizes.num_blocks or self._num_blocks(models)
-        kv = KVCache.allocate(self.target.config, num_blocks, block_size, self._kv_dtype(self.target), self.device)
+        kv = self._allocate(self.target, num_blocks)
         drafter: Drafter | None = None
         if draft is not None:
-            draft_kv = KVCache.allocate(draft.config, num_blocks, block_size, self._kv_dtype(draft), self.device)
-            drafter = ModelDrafter(draft, draft_kv, self.vocab, sizes.max_num_batched_tokens)
+            drafter = ModelDrafter(draft, self._allocate(draft, num_blocks), self.vocab, sizes.max_num_batched_tokens)
         pool = BlockPool(num_blocks, block_size)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
         controller = make_controller(self.speculative_config)
         lossless = self.speculative_config.fallback_sampling
         return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, lossless=lossless)
+
+    def _allocate(self, model: Llama, num_blocks: int) -> KVCache:
+        """Raises ParameterError where there is not so much memory."""
+        dtype, block_size = self._kv_dtype(model), self.sizes.block_size
+        try:
+            return KVCache.allocate(model.config, num_blocks, block_size, dtype, self.device)
+        except RuntimeError as error:
+            wanted = num_blocks * KVCache.block_bytes(model.config, block_size, dtype) / 2**30
+            raise refuse("num_blocks", num_blocks, f"fewer: {wanted:,.1f} GiB cannot be allocated") from error
 
     def _num_blocks(self, models: Seq[Llama]) -> int:
         """What max_num_seqs sequences of the full length need, within half of the free memory."""
@@ -299,9 +307,10 @@ def _available_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
+def _device(given: str | torch.device | None) -> torch.device:
+    if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = str(given)
     if name != "cpu" and name.partition(":")[0] != "cuda":
         raise refuse("device", name, "cpu, cuda, or cuda:N")
     if name != "cpu" and not torch.cuda.is_available():

@@ -105,3 +105,15 @@ def test_the_package_exports_its_interface():
     assert all(getattr(lychee, name) for name in lychee.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         _ = lychee.Engine
+
+
+def test_a_pool_that_no_memory_holds_is_refused():
+    llm = LLM(model_dir(), device="cpu", num_blocks=10**12)
+    with pytest.raises(
+        ParameterError, match=r"num_blocks is 1000000000000, must be fewer: [\d,.]+ GiB cannot be allocated"
+    ):
+        llm.generate("a", SamplingParams(max_tokens=1))
+
+
+def test_a_device_may_be_torch_s_own():
+    assert LLM(model_dir(), device=torch.device("cpu")).device == torch.device("cpu")

@@ -7,6 +7,7 @@ then 8-byte slots with the arguments. `launch` runs one packet, `replay` a table
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -278,6 +279,8 @@ def native() -> Native:
     for name in ENTRIES:
         llvm.add_symbol(name, entries.get(name, 1))  # not called where there is none
     launch = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)
+    # The team stays with the parent: a child that called for it, or whose torch did, would wait for ever.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     replay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
     return Native(
         launch(jit.load(RUNTIME, "launch")),

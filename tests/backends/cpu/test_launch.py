@@ -4,6 +4,8 @@ import ctypes
 import gc
 import itertools
 import struct
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -248,3 +250,19 @@ def test_a_table_uses_threads(two_threads):
     Table([Launch(packet, [counts, ids])] * 2).replay()
     assert set(counts.tolist()) == {2}
     assert len(set(ids.tolist())) == 2
+
+
+def test_a_forked_child_runs_on_one_thread_and_does_not_wait_for_its_parent_s():
+    script = """
+import os, torch
+torch.set_num_threads(2)
+from lychee.kernels import linear
+x, weight = torch.randn(16, 256), torch.randn(4096, 256)
+want = linear(x, weight)
+if (child := os.fork()) == 0:
+    os._exit(0 if torch.equal(linear(x, weight), want) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(linear(x, weight), want)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
