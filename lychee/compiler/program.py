@@ -61,20 +61,20 @@ def concrete(size: Dim, sizes: Sizes) -> int:
     return size if isinstance(size, int) else size.of(sizes)
 
 
+@dataclass(eq=False, repr=False)
 class Value(StandIn):
     """A tensor of a program. A view is a value with a `root`, whose memory it is, from element `offset` on."""
 
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[Dim, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        root: Value | None = None,
-        offset: Dim = 0,
-    ) -> None:
-        self.name, self.shape, self.dtype, self.device = name, shape, dtype, device
-        self.root, self.offset = root or self, offset
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: torch.dtype
+    device: torch.device
+    view_of: Value | None = None
+    offset: Dim = 0
+
+    @property
+    def root(self) -> Value:
+        return self.view_of or self
 
     def __str__(self) -> str:
         return f"%{self.name}"

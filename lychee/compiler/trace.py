@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import count
 from math import prod
 from types import MappingProxyType
@@ -21,29 +21,18 @@ from .program import Call, Dim, Program, Size, Value
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Traced(Value):
-    """A value of a program in the making: calls of ops with it are added to `calls`; it has the views of a tensor."""
+    """A value of a program in the making: calls of ops with it are added to the trace; it has the views of a tensor."""
 
-    def __init__(
-        self,
-        calls: list[Call],
-        name: str,
-        shape: tuple[Dim, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        root: Value | None = None,
-        offset: Dim = 0,
-    ) -> None:
-        super().__init__(name, shape, dtype, device, root, offset)
-        self.calls = calls
+    tracer: Tracer = field(kw_only=True)
 
     def record(self, op: Op[Any, Any], arguments: dict[str, Any], binding: Binding) -> Any:
-        first = sum(len(call.outputs) for call in self.calls)
         made = tuple(
-            Traced(self.calls, str(number), binding.shape(spec), binding.dtype(spec), self.device)
-            for number, spec in zip(count(first), op.contract.outputs, strict=False)
+            self.tracer.value(str(next(self.tracer.numbers)), binding.shape(spec), binding.dtype(spec))
+            for spec in op.contract.outputs
         )
-        self.calls.append(Call(op, arguments, made))
+        self.tracer.calls.append(Call(op, arguments, made))
         return made if len(made) > 1 else made[0] if made else None
 
     def view(self, *shape: Dim) -> Traced:
@@ -64,7 +53,7 @@ class Traced(Value):
         return self._part(self.shape[1:], _missing(self.shape[1:], []) * index)
 
     def _part(self, shape: tuple[Dim, ...], offset: Dim) -> Traced:
-        return Traced(self.calls, self.name, shape, self.dtype, self.device, self.root, offset)
+        return replace(self, shape=shape, view_of=self.root, offset=offset)
 
     def view_as(self, other: Value) -> Traced:
         return self.view(*other.shape)
@@ -100,10 +89,14 @@ class Tracer:
         self.device = torch.device(device)
         self.inputs: list[Value] = []
         self.calls: list[Call] = []
+        self.numbers = count()
+
+    def value(self, name: str, shape: Sequence[Dim], dtype: torch.dtype) -> Traced:
+        return Traced(name, tuple(shape), dtype, self.device, tracer=self)
 
     def tensor(self, name: str, shape: Sequence[Dim], dtype: torch.dtype) -> Tensor:
         """An input, which for the function that is traced is a tensor."""
-        value = Traced(self.calls, name, tuple(shape), dtype, self.device)
+        value = self.value(name, shape, dtype)
         self.inputs.append(value)
         return cast(Tensor, value)
 
@@ -113,7 +106,7 @@ class Tracer:
         Its whole numbers are sizes. `known` gives fields, of structs within as well, that are no inputs.
         """
         hints, values = get_type_hints(struct, include_extras=True), {}
-        for name in (field.name for field in fields(struct)):  # type: ignore[arg-type]
+        for name in (f.name for f in fields(struct)):  # type: ignore[arg-type]
             if name in known:
                 values[name] = known[name]
             elif spec := spec_of(hints[name]):

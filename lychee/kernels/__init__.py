@@ -8,9 +8,10 @@ from .contract import ContractError
 from .embed import embed
 from .embed_quantized import embed_int4, embed_int8
 from .kv_store import commit_kv
-from .linear import linear, linear_prefill, lm_head
+from .linear import linear, lm_head
 from .linear_int4 import linear_int4, linear_int4_prefill, lm_head_int4
 from .linear_int8 import linear_int8, linear_int8_prefill, lm_head_int8
+from .linear_prefill import linear_prefill
 from .logits import process_logits
 from .op import OPS, Op
 from .philox import philox

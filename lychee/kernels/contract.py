@@ -118,7 +118,7 @@ class Binding:
                     f"{where} has {name}={size} where {self.sources[name]} has {name}={self.sizes[name]}"
                 )
             self.sources.setdefault(name, key)
-        if not tensor.is_contiguous():
+        if isinstance(tensor, Tensor) and not tensor.is_contiguous():
             raise ContractError(f"{where} is not contiguous (strides {tensor.stride()})")
         if self.device is None:
             self.device = tensor.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ class Symbol:
     """A size that is not known yet; it may be given where an op takes an axis as a number."""
 
 
-class StandIn:
+class StandIn(ABC):
     """A tensor's shape, dtype and device without its elements: an op called with one records the call with it.
 
     Sizes may be symbols; the contract compares them, and adds and subtracts whole numbers. Always contiguous.
@@ -32,15 +33,9 @@ class StandIn:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def is_contiguous(self) -> bool:
-        return True
-
-    def stride(self) -> Any:
-        raise NotImplementedError("it is contiguous")
-
+    @abstractmethod
     def record(self, op: Op[Any, Any], arguments: dict[str, Any], binding: Binding) -> Any:
         """Take a checked call; returns what stands for its outputs."""
-        raise NotImplementedError
 
 
 class BoundTensor(Tensor):

@@ -35,8 +35,7 @@ class CompiledLlama:
         if not self.binds or not batch.is_decode or no_logits:
             return self.model.forward(batch, self.kv)
         whole = batch.logit_rows is None
-        make = lambda: self.every_row if whole else self.some_rows  # noqa: E731 - traced when it is wanted
-        lowered = self.buckets.lowered(whole, make, bucket(batch))
+        lowered = self.buckets.lowered(whole, lambda: self.every_row if whole else self.some_rows, bucket(batch))
         if lowered is None:
             return self.model.forward(batch, self.kv)
         fill(lowered.inputs, batch)

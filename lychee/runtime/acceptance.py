@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lychee.kernels import accept_coupled, accept_rejection, draw, process_logits
 from lychee.kernels.philox import TARGET
-from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, Tree
+from lychee.kernels.types import NoiseKeys, Tree
 
 from .drafter import Proposals, refuse_undrawn
 from .inputs import SamplingBatch
@@ -37,7 +37,7 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
     results = []
     if not all(batch.rejection):
         keys = batch.keys([i for i, _, _ in nodes], rows.positions.cpu().numpy() + 1, [0] * len(nodes))
-        results.append(_followed(log_probs, keys, tree, max_path))
+        results.append(follow(log_probs, keys, tree, max_path))
     if any(batch.rejection):
         # With one-node trees only there is no draft distribution, and none is read.
         draft_log_probs = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
@@ -51,20 +51,8 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
     return told(proposals, paths, lens, following)
 
 
-def follow(
-    logits: Tensor,
-    rows: SamplingRows,
-    params: SamplingTensors,
-    keys: NoiseKeys,
-    tree: Tree,
-    max_path: int,
-    vocab: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def follow(log_probs: Tensor, keys: NoiseKeys, tree: Tree, max_path: int) -> tuple[Tensor, Tensor, Tensor]:
     """What `accept_coupled` gives for the target's own draws after every node."""
-    return _followed(process_logits(logits, rows, params, vocab), keys, tree, max_path)
-
-
-def _followed(log_probs: Tensor, keys: NoiseKeys, tree: Tree, max_path: int) -> tuple[Tensor, Tensor, Tensor]:
     return accept_coupled(tree, draw(log_probs, keys, 1, TARGET, False).flatten(), max_path)
 
 

@@ -54,7 +54,7 @@ class DraftLoop:
         if not self.binds or batch.window or len(own) > 1:
             return None
         length, rejection = max(lengths), own.pop()
-        sizes = {**bucket(first, length), **sizes_of(batch.params), "num_params": len(batch.seqs)}
+        sizes = {**bucket(first, length), **batch.param_widths, "num_params": len(batch.seqs)}
         name = length, rejection
         lowered = self.buckets.lowered(name, lambda: self.program(*name), sizes)
         if lowered is None:
@@ -104,7 +104,7 @@ class DraftLoop:
         rejection: bool,
     ) -> None:
         levels, seq_idx, cu_seqlens_q, _zeros, param_idx, seeds, sample_idx, greedy, *others = lowered.inputs
-        params = params_of(batch.params)
+        params = batch.param_tensors
         length = len(levels) // len(FIELDS)
         levels.copy_(torch.from_numpy(self._levels(batch, active, lengths, length, rejection)))
         fill(others[len(params) :], first)
@@ -138,15 +138,3 @@ class DraftLoop:
         depths = np.broadcast_to(depth, at.shape)
         nodes = depths if rejection else np.zeros_like(at)
         return np.stack([at, slots, depths, noise_at, nodes], 1).reshape(-1, len(roots)).astype(np.int32)
-
-
-def params_of(params: SamplingTensors) -> list[Tensor]:
-    """In the order in which a program has them as inputs."""
-    return [tensor for tensor in vars(params).values() if isinstance(tensor, Tensor)]
-
-
-def sizes_of(params: SamplingTensors) -> dict[str, int]:
-    """Their widths."""
-    _, max_words, max_word_len = params.bad_words.shape
-    widths = {"max_stop": params.stop_ids.shape[1], "max_bias": params.bias_ids.shape[1]}
-    return {**widths, "max_words": max_words, "max_word_len": max_word_len}

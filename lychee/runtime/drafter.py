@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol
 
 import torch
@@ -73,46 +73,47 @@ class ModelDrafter:
         if not active:
             return undrafted(batch.seqs)
         self._catch_up([batch.seqs[i] for i in active])
-        looped = self.loop.run(batch, self._rows(batch, active, [], 0), active, [lengths[i] for i in active])
+        first = self._rows(batch, active, [], 0)
+        looped = self.loop.run(batch, first, active, [lengths[i] for i in active])
         if looped is None:
-            return self._level_by_level(batch, shapes, active)
-        tokens = [[seq.tokens[-1]] for seq in batch.seqs]
-        for i, drawn in zip(active, torch.cat(looped[: max(lengths)], 1).tolist(), strict=True):
+            return self._level_by_level(batch, shapes, first, active)
+        tokens, most = [[seq.tokens[-1]] for seq in batch.seqs], max(lengths)
+        for i, drawn in zip(active, torch.cat(looped[:most], 1).tolist(), strict=True):
             tokens[i] += drawn[: lengths[i]]
-            refuse_undrawn(tokens[i], "draft")
-        trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
-        return Proposals(trees, self._kept(shapes, active, looped[max(lengths) :]))
+        refuse_undrawn(chain.from_iterable(tokens), "draft")
+        levels = [
+            log_probs[[row for row, i in enumerate(active) if lengths[i] > depth]]
+            for depth, log_probs in enumerate(looped[most:])
+        ]
+        return self._proposals(shapes, tokens, levels)
 
-    def _kept(self, shapes: Seq[TreeShape], active: Seq[int], levels: Seq[Tensor]) -> Tensor | None:
-        """[num_nodes, vocab] from every level's log-probabilities, whose rows are the sequences `active`."""
-        if not levels:
-            return None
-        kept = levels[0].new_zeros(sum(shape.num_nodes for shape in shapes), self.vocab)
-        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
-        for depth, log_probs in enumerate(levels):
-            rows = [row for row, i in enumerate(active) if shapes[i].num_nodes - 1 > depth]
-            nodes = [first_row[active[row]] + depth for row in rows]
-            kept[torch.tensor(nodes)] = log_probs[torch.tensor(rows)]
-        return kept
-
-    def _level_by_level(self, batch: SamplingBatch, shapes: Seq[TreeShape], active: list[int]) -> Proposals:
+    def _level_by_level(
+        self, batch: SamplingBatch, shapes: Seq[TreeShape], first: Batch, active: list[int]
+    ) -> Proposals:
         """The same, from the host."""
-        lengths = [shape.num_nodes - 1 for shape in shapes]
+        lengths, levels = [shape.num_nodes - 1 for shape in shapes], []
         tokens = [[seq.tokens[-1]] for seq in batch.seqs]
-        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
-        kept: Tensor | None = None
         for depth in range(max(lengths)):
             active = [i for i in active if lengths[i] > depth]
-            logits = self.compiled.forward(self._rows(batch, active, tokens, depth))
+            logits = self.compiled.forward(self._rows(batch, active, tokens, depth) if depth else first)
             nodes = [(i, ProposedTree(shapes[i], tuple(tokens[i])), depth) for i in active]
             log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
             for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
                 tokens[i].append(token)
             if any(batch.rejection):
-                if kept is None:
-                    kept = log_probs.new_zeros(first_row[-1], self.vocab)
-                kept[torch.tensor([first_row[i] + depth for i in active], device=kept.device)] = log_probs
+                levels.append(log_probs)
+        return self._proposals(shapes, tokens, levels)
+
+    def _proposals(self, shapes: Seq[TreeShape], tokens: Seq[Seq[int]], levels: Seq[Tensor]) -> Proposals:
+        """`levels`: of each depth what its tokens were drawn from, a row for every sequence that drew one."""
         trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
+        if not levels:
+            return Proposals(trees)
+        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
+        kept = levels[0].new_zeros(first_row[-1], self.vocab)
+        for depth, log_probs in enumerate(levels):
+            nodes = [row + depth for row, shape in zip(first_row, shapes, strict=False) if shape.num_nodes - 1 > depth]
+            kept[torch.tensor(nodes, device=kept.device)] = log_probs
         return Proposals(trees, kept)
 
     def _rows(self, batch: SamplingBatch, active: Seq[int], tokens: Seq[Seq[int]], depth: int) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -90,6 +91,18 @@ class SamplingBatch:
             0 if not penalised and not longest else max(longest, 1 + 64 * penalised),
             device,
         )
+
+    @cached_property
+    def param_tensors(self) -> tuple[Tensor, ...]:
+        """Those of `params`, in the order in which a program has them as inputs."""
+        return tuple(tensor for tensor in vars(self.params).values() if isinstance(tensor, Tensor))
+
+    @cached_property
+    def param_widths(self) -> dict[str, int]:
+        """Axes of `params` that differ from batch to batch."""
+        _, max_words, max_word_len = self.params.bad_words.shape
+        widths = {"max_stop": self.params.stop_ids.shape[1], "max_bias": self.params.bias_ids.shape[1]}
+        return {**widths, "max_words": max_words, "max_word_len": max_word_len}
 
     def rows(self, nodes: Seq[tuple[int, ProposedTree, int]]) -> SamplingRows:
         """One row per (sequence index, its tree, node)."""

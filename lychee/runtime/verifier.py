@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lychee.compiler import Buckets, Lowered, Program, Size, Tracer, trace
+from lychee.kernels import process_logits
 from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, Tree
 from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama, bucket, fill
 
 from .acceptance import Accepted, accept, follow, told
-from .draft_loop import params_of, sizes_of
 from .drafter import Proposals
 from .inputs import SamplingBatch
 
@@ -35,7 +35,7 @@ class Verifier:
         """`rows` are the nodes of `proposals.trees`."""
         lowered = None
         if self.target.binds and not sampling.window and not any(sampling.rejection):
-            sizes = {**bucket(rows), **sizes_of(sampling.params)}
+            sizes = {**bucket(rows), **sampling.param_widths}
             lowered = self.buckets.lowered("verify", lambda: self.program, sizes)
         if lowered is None:
             logits = self.target.forward(rows)
@@ -62,13 +62,14 @@ class Verifier:
             keys = NoiseKeys(seeds, noise_at, nodes, sample_idx, greedy)
             tree = Tree(batch.paging.cu_seqlens_q, batch.tokens, parents)
             assert batch.ancestors is not None
-            return logits, *follow(logits, rows, params, keys, tree, batch.ancestors.shape[1], self.vocab)
+            log_probs = process_logits(logits, rows, params, self.vocab)
+            return logits, *follow(log_probs, keys, tree, batch.ancestors.shape[1])
 
         return trace(verify, self.target.kv.storage.device)
 
     def _fill(self, lowered: Lowered, rows: Batch, proposals: Proposals, sampling: SamplingBatch) -> None:
         noise_at, parents, depths, _nodes, sample_idx, seeds, greedy, *others = lowered.inputs
-        params = params_of(sampling.params)
+        params = sampling.param_tensors
         torch.add(rows.positions, 1, out=noise_at)
         fill(others[len(params) :], rows)
         shapes = [tree.shape for tree in proposals.trees]

@@ -66,7 +66,7 @@ def test_sizes_of_the_struct_are_symbols():
 )
 def test_views_have_the_shapes_of_a_tensor_of_any_number_of_tokens(view, shape):
     program = traced(lambda given: view(embed(given.tokens, TABLE)))
-    assert f"return %0.view({shape}): f32[{shape}]" in str(program) or shape == "num_tokens, 8"
+    assert f"return %0.view({shape}): f32[{shape}]" in str(program)
     for num_tokens in (1, 5):
         want = view(torch.zeros(num_tokens, 8)).shape
         assert program.results[0].concrete_shape({"num_tokens": num_tokens}) == want

@@ -86,6 +86,17 @@ def chain(length, context):
     return Batch.decode([[1] * length], [list(range(-1, length - 1))], [context], [table], BLOCK_SIZE, "cpu")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefixes_that_many_rows_share_are_folded_for_all_of_them(saved, family):
+    model = Llama.load(saved(family))
+    plain, kv = cache_of(model, torch.float32), cache_of(model, torch.float32)
+    tables = [list(range(42)), list(range(42, 84))]
+    sizes, parents = (24, 9), [list(range(-1, 23)), list(range(-1, 8))]
+    batch = Batch.decode([[7] * n for n in sizes], parents, [300, 280], tables, BLOCK_SIZE, "cpu")
+    compiled = CompiledLlama(model, kv, Buckets(after=0))
+    assert bits(compiled.forward(batch)) == bits(model.forward(batch, plain))
+
+
 def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
     sizes = [bucket(chain(3, context)) for context in range(1, 400)]
     assert len({tuple(s.values()) for s in sizes}) <= 12

@@ -1,5 +1,6 @@
 """Verifying in one replayed program accepts what verifying op by op accepts, on the same logits."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lychee.compiler import Buckets
 from lychee.runtime.acceptance import accept
 from lychee.runtime.controller import Fixed
+from lychee.runtime.drafter import ScriptedDrafter
 from lychee.runtime.verifier import Verifier
 from tests.kernels.batches import bits
 
@@ -36,18 +38,25 @@ def llm():
     return make_llm("near", max_num_seqs=4)
 
 
-def generate(llm, prompts, params, length=4, native=False):
-    """How many rounds were verified by the program."""
+@contextmanager
+def checked(llm, length=4, native=False):
+    """The engine, whose verifier then says how many rounds the program verified."""
     engine = llm.engine(native)
-    before = engine.verifier, engine.controller
-    engine.verifier = both = Both(engine.target, llm.vocab, True, Buckets(after=0))
+    before = engine.verifier, engine.controller, engine.drafter
+    engine.verifier = Both(engine.target, llm.vocab, True, Buckets(after=0))
     engine.controller = Fixed(0 if native else length)
     engine.kv.storage.fill_(0.25)
     try:
-        llm.generate(prompts, params, native=native)
+        yield engine
     finally:
-        engine.verifier, engine.controller = before
-    return both.replayed
+        engine.verifier, engine.controller, engine.drafter = before
+
+
+def generate(llm, prompts, params, length=4, native=False):
+    """How many rounds were verified by the program."""
+    with checked(llm, length, native) as engine:
+        llm.generate(prompts, params, native=native)
+        return engine.verifier.replayed
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["speculative", "native"])
@@ -74,3 +83,22 @@ def test_filters_biases_copies_and_logprobs_accept_the_same(llm, changes):
 @pytest.mark.parametrize("changes", [{"presence_penalty": 0.5}, {"bad_words": ["the"]}, {"seed": None}])
 def test_penalties_bad_words_and_rejection_run_op_by_op(llm, changes):
     assert generate(llm, PROMPTS[:2], replace(seeded(), **changes)) == 0
+
+
+def test_requests_after_others_of_the_same_shapes_accept_by_their_own_parameters(llm):
+    with checked(llm) as engine:
+        for params in (greedy(), seeded(), seeded(seed=8), seeded(temperature=1.5, top_k=3), greedy()):
+            llm.generate(PROMPTS[:2], params)
+        assert engine.verifier.replayed > 10
+
+
+def test_rows_of_other_lengths_in_the_same_bucket_are_drawn_with_their_own_noise(llm):
+    """Two sequences draft one and three tokens by turns: rows, sequences and depth of all rounds are the same."""
+
+    def script(seq, length):
+        return [5, 6, 7][: 1 if (seq.seq_id + seq.stats.rounds) % 2 else 3]
+
+    with checked(llm, length=3) as engine:
+        engine.drafter = ScriptedDrafter(script, llm.vocab)
+        llm.generate(PROMPTS[:2], [seeded(), seeded(seed=8)])
+        assert engine.verifier.replayed > 5
