@@ -92,6 +92,7 @@ class ModelDrafter:
     ) -> Proposals:
         """The same, from the host."""
         lengths, levels = [shape.num_nodes - 1 for shape in shapes], []
+        kept = any(batch.rejection[i] for i in active)
         tokens = [[seq.tokens[-1]] for seq in batch.seqs]
         for depth in range(max(lengths)):
             active = [i for i in active if lengths[i] > depth]
@@ -100,7 +101,7 @@ class ModelDrafter:
             log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
             for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
                 tokens[i].append(token)
-            if any(batch.rejection):
+            if kept:
                 levels.append(log_probs)
         return self._proposals(shapes, tokens, levels)
 
