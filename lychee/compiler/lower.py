@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lychee.kernels.kernel import Launch, Table
@@ -30,6 +32,29 @@ class Lowered:
     results: tuple[Tensor, ...]
     table: Table
     arena: Tensor
+    _written: list[NDArray[Any] | None] = field(default_factory=list)
+
+    def write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Write all inputs. An array that was written there last time is left out: it must not have been changed.
+
+        One with fewer columns than its input goes into the first of them.
+        """
+        if not self._written:
+            self._written.extend([None] * len(self.inputs))
+        for at, (array, place) in enumerate(zip(arrays, self.places, strict=True)):
+            if array is not self._written[at]:
+                self._written[at] = array
+                (place if place.shape == array.shape else place[:, : array.shape[1]])[...] = array
+
+    @cached_property
+    def places(self) -> list[NDArray[Any]]:
+        """The inputs as arrays."""
+        return [tensor.numpy() for tensor in self.inputs]
+
+    @cached_property
+    def outputs(self) -> list[NDArray[Any]]:
+        """The results as arrays."""
+        return [tensor.numpy() for tensor in self.results]
 
     def replay(self) -> None:
         self.table.replay()
@@ -124,7 +149,7 @@ class _Arguments:
             return argument.of(self.sizes)
         if is_dataclass(argument) and any(True for _ in values_of(argument)):
             if id(argument) not in self.structs:
-                changed = {field.name: self.one(getattr(argument, field.name)) for field in fields(argument)}
+                changed = {f.name: self.one(getattr(argument, f.name)) for f in fields(argument)}
                 self.structs[id(argument)] = replace(argument, **changed)  # type: ignore[type-var]
             return self.structs[id(argument)]
         return argument

@@ -52,6 +52,12 @@ class Traced(Value):
             raise ValueError(f"{self} is a part already, and has no parts in a trace")
         return self._part(self.shape[1:], _missing(self.shape[1:], []) * index)
 
+    def narrow(self, dim: int, start: int, length: int) -> Traced:
+        """As `Tensor.narrow`, of the first axis."""
+        if dim != 0 or self.offset != 0:
+            raise ValueError(f"{self} has only parts along its first axis in a trace, and no parts of parts")
+        return self._part((length, *self.shape[1:]), prod(self.shape[1:]) * start)
+
     def _part(self, shape: tuple[Dim, ...], offset: Dim) -> Traced:
         return replace(self, shape=shape, view_of=self.root, offset=offset)
 

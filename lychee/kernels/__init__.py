@@ -20,6 +20,7 @@ from .rope import rope_store
 from .sample import draw
 from .spread import spread_logits
 from .swiglu import swiglu
+from .take_tokens import take_tokens
 from .types import Cost
 
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "rope_store",
     "spread_logits",
     "swiglu",
+    "take_tokens",
 ]

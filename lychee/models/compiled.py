@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
+from numpy.typing import NDArray
 
-from lychee.compiler import Buckets, Program, Sizes, Tracer, trace
+from lychee.compiler import Buckets, Program, Tracer, trace
 from lychee.kernels.kernel import can_bind
 from lychee.kernels.sizes import next_power_of_2
 from lychee.kernels.types import Logits
 
 from .batch import Batch
 from .kv_cache import KVCache
+from .layout import Rows
 from .llama import Llama
 
 LEAST_CONTEXT = 256
@@ -29,16 +29,16 @@ class CompiledLlama:
         self.binds = can_bind(kv.storage.device)
         self.buckets = buckets or Buckets()
 
-    def forward(self, batch: Batch) -> Logits:
-        """Logits of `batch.logit_rows`, or of every row; stores the keys and values of all rows."""
-        no_logits = batch.logit_rows is not None and len(batch.logit_rows) == 0
-        if not self.binds or not batch.is_decode or no_logits:
-            return self.model.forward(batch, self.kv)
-        whole = batch.logit_rows is None
-        lowered = self.buckets.lowered(whole, lambda: self.every_row if whole else self.some_rows, bucket(batch))
+    def forward(self, rows: Rows) -> Logits:
+        """Logits of `rows.logit_rows`, or of every row; stores the keys and values of all rows."""
+        whole = rows.logit_rows is None
+        lowered = None
+        if self.binds and rows.layout.ancestors is not None and (rows.logit_rows is None or len(rows.logit_rows)):
+            program = self.every_row if whole else self.some_rows
+            lowered = self.buckets.lowered(whole, lambda: program, bucket(rows))
         if lowered is None:
-            return self.model.forward(batch, self.kv)
-        fill(lowered.inputs, batch)
+            return self.model.forward(Batch.of(rows, self.kv.storage.device), self.kv)
+        lowered.write(inputs_of(rows))
         lowered.replay()
         return lowered.results[0]
 
@@ -57,30 +57,31 @@ class CompiledLlama:
         return self.model.forward(tracer.struct(Batch, block_size=self.kv.block_size, **known), self.kv)
 
 
-def bucket(batch: Batch, further: int = 0) -> Sizes:
-    """The sizes of a decode pass, those that may be larger than the batch's rounded up, so that they seldom change.
-
-    `further`: positions that contexts will grow by.
-    """
-    paging, ancestors = batch.paging, batch.ancestors
-    assert ancestors is not None
-    room = next_power_of_2(max(LEAST_CONTEXT, paging.max_context + further))
-    num_blocks = max(paging.block_tables.shape[1], LEAST_CONTEXT // paging.block_size)
+def bucket(rows: Rows) -> dict[str, int]:
+    """The sizes of a decode pass, those that may be larger than the batch's rounded up, so that they seldom change."""
+    layout, num_blocks = rows.layout, rows.block_tables.shape[1]
+    assert layout.ancestors is not None
     return {
-        "num_tokens": len(batch.tokens),
-        "num_seqs": len(paging.context_lens),
-        "max_path": ancestors.shape[1],
-        "max_rows": paging.max_rows,
-        "max_blocks": next_power_of_2(num_blocks),
-        "max_context": room,
-        "num_logit_rows": 0 if batch.logit_rows is None else len(batch.logit_rows),
+        "num_tokens": len(rows.tokens),
+        "num_seqs": len(rows.context_lens),
+        "max_path": layout.ancestors.shape[1],
+        "max_rows": layout.max_rows,
+        **context_bucket(rows.max_context, num_blocks, rows.block_size),
+        "num_logit_rows": 0 if rows.logit_rows is None else len(rows.logit_rows),
     }
 
 
-def fill(places: Sequence[Tensor], batch: Batch) -> None:
-    """Write a batch into the inputs that a program has for one. Its block tables may be narrower than theirs."""
-    paging = batch.paging
-    tables = paging.cu_seqlens_q, paging.seq_idx, paging.context_lens, paging.block_tables
-    given = batch.tokens, batch.positions, batch.slot_mapping, *tables, batch.ancestors, batch.logit_rows
-    for place, tensor in zip(places, (t for t in given if t is not None), strict=True):
-        (place if place.shape == tensor.shape else place[:, : tensor.shape[1]]).copy_(tensor)
+def context_bucket(max_context: int, num_blocks: int, block_size: int) -> dict[str, int]:
+    """The sizes that grow with contexts."""
+    return {
+        "max_blocks": next_power_of_2(max(num_blocks, LEAST_CONTEXT // block_size)),
+        "max_context": next_power_of_2(max(LEAST_CONTEXT, max_context)),
+    }
+
+
+def inputs_of(rows: Rows) -> list[NDArray[Any]]:
+    """What a program is to be given that has a Batch as input."""
+    layout = rows.layout
+    where = layout.cu_seqlens_q, layout.seq_idx, rows.context_lens, rows.block_tables
+    given = rows.tokens, rows.positions, rows.slots, *where, layout.ancestors, rows.logit_rows
+    return [array for array in given if array is not None]

@@ -4,51 +4,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lychee.kernels import accept_coupled, accept_rejection, draw, process_logits
 from lychee.kernels.philox import TARGET
 from lychee.kernels.types import NoiseKeys, Tree
+from lychee.models.batch import on_device
 
-from .drafter import Proposals, refuse_undrawn
 from .inputs import SamplingBatch
+from .proposals import Proposals, refuse_undrawn
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """Per sequence: the accepted path's nodes, root first, and the tokens it emits, the bonus or recovered one last."""
+    """Per sequence: the accepted path, root first, and the tokens it emits, the bonus or recovered one last."""
 
-    paths: Tensor  # [num_seqs, max_path] int32, -1 past the end
     nodes: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]  # the nodes' rows among those of the sequence: others where some nodes are dead
     tokens: tuple[tuple[int, ...], ...]
 
 
 def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: int, lossless: bool) -> Accepted:
     """Greedy and coupled sequences follow the target's own draws; the others go through the rejection test.
 
-    logits: [num_nodes, model_vocab] fp32, the target's, a row per node in the order of `proposals.trees`.
+    logits: [num_live_nodes, model_vocab] fp32, the target's, a row per node in the order of `proposals.nodes`.
     """
-    trees = proposals.trees
-    nodes = [(i, tree, node) for i, tree in enumerate(trees) for node in range(tree.shape.num_nodes)]
-    rows = batch.rows(nodes)
+    nodes = proposals.nodes
+    layout = nodes.layout
+    assert layout.ancestors is not None
+    rows = batch.rows(layout.seq_idx, layout, [tree.tokens for tree in proposals.trees])
     log_probs = process_logits(logits, rows, batch.params, vocab)
-    tree, max_path = batch.tree(trees), 1 + max(t.shape.depth for t in trees)
+    max_path = layout.ancestors.shape[1]
+    tree = Tree(
+        *(on_device(a, batch.device) for a in (layout.cu_seqlens_q, proposals.tokens[nodes.rows], nodes.parents))
+    )
     results = []
     if not all(batch.rejection):
-        keys = batch.keys([i for i, _, _ in nodes], rows.positions.cpu().numpy() + 1, [0] * len(nodes))
-        results.append(follow(log_probs, keys, tree, max_path))
+        positions = rows.positions.cpu().numpy() + np.int32(1)
+        results.append(
+            follow(log_probs, batch.keys(layout.seq_idx, positions, np.zeros_like(positions)), tree, max_path)
+        )
     if any(batch.rejection):
         # With one-node trees only there is no draft distribution, and none is read.
-        draft_log_probs = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
-        results.append(accept_rejection(tree, log_probs, draft_log_probs, batch.seq_keys(), max_path, lossless))
+        drafted = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
+        if len(drafted) != len(log_probs):
+            drafted = drafted[on_device(nodes.rows, drafted.device)]
+        results.append(accept_rejection(tree, log_probs, drafted, batch.seq_keys(), max_path, lossless))
     paths, lens, following = results[-1]
     if len(results) == 2:
         by_rejection = torch.tensor(batch.rejection, device=lens.device)
         paths = torch.where(by_rejection[:, None], paths, results[0][0])
         lens = torch.where(by_rejection, lens, results[0][1])
         following = torch.where(by_rejection, following, results[0][2])
-    return told(proposals, paths, lens, following)
+    return told(proposals, paths.tolist(), lens.tolist(), following.tolist())
 
 
 def follow(log_probs: Tensor, keys: NoiseKeys, tree: Tree, max_path: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,12 +66,13 @@ def follow(log_probs: Tensor, keys: NoiseKeys, tree: Tree, max_path: int) -> tup
     return accept_coupled(tree, draw(log_probs, keys, 1, TARGET, False).flatten(), max_path)
 
 
-def told(proposals: Proposals, paths: Tensor, lens: Tensor, following: Tensor) -> Accepted:
+def told(proposals: Proposals, paths: list[list[int]], lens: list[int], following: list[int]) -> Accepted:
     """What an acceptance op gives, in the host's terms. Raises ArithmeticError where nothing could be drawn."""
-    trees, drawn = proposals.trees, following.tolist()
-    refuse_undrawn(drawn, "target")
-    kept = tuple(tuple(path[:n]) for path, n in zip(paths.tolist(), lens.tolist(), strict=True))
+    refuse_undrawn(following, "target")
+    rows = tuple(tuple(path[:n]) for path, n in zip(paths, lens, strict=True))
+    kept = rows if proposals.all_live else proposals.nodes.ids(rows)
     tokens = tuple(
-        (*(t.tokens[node] for node in path[1:]), token) for t, path, token in zip(trees, kept, drawn, strict=True)
+        (*(t.tokens[node] for node in path[1:]), token)
+        for t, path, token in zip(proposals.trees, kept, following, strict=True)
     )
-    return Accepted(paths, kept, tokens)
+    return Accepted(kept, rows, tokens)

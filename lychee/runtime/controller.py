@@ -20,6 +20,10 @@ FIRST_PAUSE, LAST_PAUSE = 4, 64  # rounds of native decoding before the next pro
 class Controller(Protocol):
     """Plans one TreeShape per request and round, and learns from what was accepted."""
 
+    @property
+    def shapes(self) -> Seq[TreeShape]:
+        """All that it plans, less those that a limit cuts."""
+
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]: ...
 
     def observe(self, request_id: int, drafted: int, accepted: int) -> None:
@@ -31,12 +35,16 @@ class Controller(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """The configured length in every round."""
+    """The same shape in every round."""
 
-    length: int
+    shape: TreeShape
+
+    @property
+    def shapes(self) -> Seq[TreeShape]:
+        return (self.shape,)
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
-        return [TreeShape.chain(self.length)] * len(request_ids)
+        return [self.shape] * len(request_ids)
 
     def observe(self, request_id: int, drafted: int, accepted: int) -> None: ...
 
@@ -63,6 +71,10 @@ class Window:
         self.buckets = [b for b in BUCKETS if b < max_draft_len] + [max_draft_len]
         self.threshold = threshold
         self._history: dict[int, _History] = {}
+
+    @property
+    def shapes(self) -> Seq[TreeShape]:
+        return [TreeShape.chain(length) for length in (0, *self.buckets)]
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
         return [TreeShape.chain(self._length(self._history.setdefault(i, _History()))) for i in request_ids]
@@ -103,5 +115,5 @@ class Window:
 
 def make_controller(config: SpeculativeConfig) -> Controller:
     if not config.adaptive or config.max_draft_len == 0:
-        return Fixed(config.max_draft_len)
+        return Fixed(TreeShape.chain(config.max_draft_len))
     return Window(config.max_draft_len, config.acceptance_threshold)

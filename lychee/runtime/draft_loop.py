@@ -1,140 +1,154 @@
-"""Drafting chains as one program: all passes and draws of a round replayed by one native call.
+"""Drafting trees as one program: all passes and draws of a round replayed by one native call.
 
-The only thing that a pass takes from the one before it is the token drawn, and that stays in the program's memory. What
-else a level reads (positions, slots, noise counters) is known when the round begins and written for all levels at once.
+The only thing that a pass takes from the one before it is the tokens drawn, and those stay in the program's memory.
+What else it reads (positions, slots, noise counters) is known when the round begins and written for all levels at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.compiler import Buckets, Lowered, Program, Size, Tracer, trace
-from lychee.kernels import draw, process_logits
+from lychee.compiler import Buckets, Program, Size, Tracer, trace
+from lychee.kernels import draw, process_logits, take_tokens
 from lychee.kernels.kernel import can_bind
 from lychee.kernels.philox import DRAFT, TARGET
-from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors
+from lychee.kernels.types import NoiseKeys, Paging, SamplingRows, SamplingTensors
 from lychee.models.batch import Batch
-from lychee.models.compiled import bucket, fill
+from lychee.models.compiled import context_bucket
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Ints, Rows, ints
 from lychee.models.llama import Llama
 
-from .inputs import SamplingBatch
+from .inputs import RowNoise, SamplingBatch
+from .nodes import DraftPlan
 
-# Rows of the matrix `levels` for each level: a number per sequence.
-AT, SLOT, DEPTH, NOISE_AT, NODE = FIELDS = range(5)
-SEQS = (Size("num_seqs"),)
+T = TypeVar("T")
+SEQS = Size("num_seqs")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The draws of all levels, level by level and row by row; under rejection, what those of each level are from."""
+
+    tokens: Ints
+    log_probs: Seq[Tensor]
 
 
 class DraftLoop:
-    """The captured loop of a draft model, for each length and number of sequences that comes again."""
+    """The captured loop of a draft model, for each kind of trees and number of sequences that comes again."""
 
     def __init__(self, model: Llama, kv: KVCache, vocab: int, buckets: Buckets | None = None) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
         self.binds = can_bind(kv.storage.device)
         self.buckets = buckets or Buckets()
-        self.program = lru_cache(maxsize=None)(self._program)
-        self._filled: WeakKeyDictionary[Lowered, tuple[SamplingBatch, tuple[int, ...]]] = WeakKeyDictionary()
+        self.program = lru_cache(maxsize=64)(self._program)
+        self.constants = lru_cache(maxsize=64)(_constants)
 
-    def run(self, batch: SamplingBatch, first: Batch, active: Seq[int], lengths: Seq[int]) -> tuple[Tensor, ...] | None:
-        """Tokens drawn at each level [len(active), 1]; then, under rejection, the log-probabilities of each level.
+    def run(self, batch: SamplingBatch, active: tuple[int, ...], plan: DraftPlan) -> Drawn | None:
+        """Draft a tree for each of the sequences `active`. None where the loop has to run level by level.
 
-        `first` has the rows of level 0; `active` and `lengths` are the sequences that draft, and how far. What a
-        sequence draws at levels from its length on is of no meaning. None where the loop has to run level by level:
-        penalties and bad words look at tokens that the host does not know yet, and noise is of one stream.
+        That is with penalties and bad words, which look at tokens that the host does not know yet, and for requests of
+        both kinds of noise, because noise is of one stream.
         """
         own = {batch.rejection[i] for i in active}
         if not self.binds or batch.window or len(own) > 1:
             return None
-        length, rejection = max(lengths), own.pop()
-        sizes = {**bucket(first, length), **batch.param_widths, "num_params": len(batch.seqs)}
-        name = length, rejection
+        seqs, rejection = [batch.seqs[i] for i in active], own.pop()
+        roots = ints([seq.cached for seq in seqs])
+        firsts = ints([token for seq in seqs for token in seq.tokens[-2:]])
+        rows = Rows.of(plan.rows, firsts, roots - 1, [seq.blocks for seq in seqs], self.kv.block_size)
+        sizes = {
+            "num_seqs": len(seqs),
+            **context_bucket(rows.max_context, rows.block_tables.shape[1], self.kv.block_size),
+            **batch.param_widths,
+            "num_params": len(batch.seqs),
+            "num_rows": len(plan.rows.nodes),
+            "num_drawn": len(plan.frontier.nodes),
+            "window": 1,
+        }
+        name = plan.key, rejection
         lowered = self.buckets.lowered(name, lambda: self.program(*name), sizes)
         if lowered is None:
             return None
-        self._fill(lowered, batch, first, tuple(active), lengths, rejection)
+        frontier = plan.frontier
+        root_at = roots[frontier.seq_idx]
+        at = root_at + frontier.depths
+        places = rows.tokens, rows.positions, rows.slots, rows.context_lens, rows.block_tables
+        constant = self.constants(batch, active, plan, rejection)
+        lowered.write((*places, constant.seqs, at, *constant.rows, root_at if rejection else at + 1, *constant.others))
         lowered.replay()
-        return lowered.results
+        tokens = np.concatenate([drawn.ravel() for drawn in lowered.outputs[: len(plan.levels)]])
+        return Drawn(tokens, lowered.results[len(plan.levels) :])
 
-    def _program(self, length: int, rejection: bool) -> Program:
+    def _program(self, levels: tuple[tuple[int, ...], ...], rejection: bool) -> Program:
+        """`levels`: DraftPlan.key."""
+
         def loop(tracer: Tracer) -> tuple[Tensor, ...]:
-            levels = tracer.tensor("levels", (length * len(FIELDS), *SEQS), torch.int32)
-            seq_idx = tracer.tensor("seq_idx_later", SEQS, torch.int32)
-            cu_seqlens_q = tracer.tensor("cu_seqlens_q_later", (Size("num_seqs") + 1,), torch.int32)
-            zeros = tracer.tensor("zeros", (*SEQS, 1), torch.int32)
-            param_idx = tracer.tensor("param_idx", SEQS, torch.int32)
-            seeds = tracer.tensor("seeds", SEQS, torch.int64)
-            sample_idx = tracer.tensor("sample_idx", SEQS, torch.int32)
-            greedy = tracer.tensor("greedy", SEQS, torch.bool)
-            rename = {"num_seqs": "num_params"}
-            params = tracer.struct(SamplingTensors, rename, token_counts=None)
-            now = tracer.struct(Batch, {"num_logit_rows": "num_seqs"}, block_size=self.kv.block_size)
+            def numbers(name: str, *shape: int | Size) -> Tensor:
+                return tracer.tensor(name, shape, torch.int32)
+
+            tokens = numbers("tokens", levels[0][1])
+            positions, slots = numbers("positions", Size("num_rows")), numbers("slots", Size("num_rows"))
+            context_lens, tables = numbers("context_lens", SEQS), numbers("block_tables", SEQS, Size("max_blocks"))
+            longest: Any = Size("max_context")
+            every = tracer.struct(SamplingRows, {"num_rows": "num_drawn"})
+            every_key = tracer.struct(NoiseKeys, {"num_rows": "num_drawn"})
+            params = tracer.struct(SamplingTensors, {"num_seqs": "num_params"}, token_counts=None)
             drawn: list[Tensor] = []
             kept: list[Tensor] = []
-            for level in range(length):
-                at, slot, depth, noise_at, node = (levels[level * len(FIELDS) + field] for field in FIELDS)
-                if level:
-                    paging = replace(
-                        now.paging, cu_seqlens_q=cu_seqlens_q, seq_idx=seq_idx, context_lens=at, max_rows=1
-                    )
-                    now = Batch(drawn[-1].flatten(), at, slot, paging, zeros, None)
-                logits = self.model.forward(now, self.kv)
-                rows = SamplingRows(param_idx, at, depth, zeros)
-                kept.append(process_logits(logits, rows, params, self.vocab))
-                keys = NoiseKeys(seeds, noise_at, node, sample_idx, greedy)
-                drawn.append(draw(kept[-1], keys, 1, DRAFT if rejection else TARGET, False))
+            row = first = 0
+            for depth, (num_drawn, num_rows, max_rows, num_children, takes_all) in enumerate(levels):
+                bounds, seq_idx = numbers(f"cu_seqlens_q_{depth}", SEQS + 1), numbers(f"seq_idx_{depth}", num_rows)
+                ancestors = numbers(f"ancestors_{depth}", num_rows, depth + 2)
+                logit_rows = None if depth else numbers("logit_rows", num_drawn)
+                if depth and takes_all:
+                    tokens = drawn[-1].flatten()
+                elif depth:
+                    tokens = take_tokens(drawn[-1], numbers(f"token_from_{depth}", num_rows))
+                paging = Paging(bounds, seq_idx, context_lens, tables, self.kv.block_size, max_rows, longest)
+                where = positions.narrow(0, row, num_rows), slots.narrow(0, row, num_rows)
+                logits = self.model.forward(Batch(tokens, *where, paging, ancestors, logit_rows), self.kv)
+                kept.append(process_logits(logits, part(every, first, num_drawn), params, self.vocab))
+                keys = part(every_key, first, num_drawn)
+                drawn.append(draw(kept[-1], keys, num_children, DRAFT if rejection else TARGET, False))
+                row, first = row + num_rows, first + num_drawn
             return (*drawn, *kept) if rejection else tuple(drawn)
 
         return trace(loop, self.kv.storage.device)
 
-    def _fill(
-        self,
-        lowered: Lowered,
-        batch: SamplingBatch,
-        first: Batch,
-        active: tuple[int, ...],
-        lengths: Seq[int],
-        rejection: bool,
-    ) -> None:
-        levels, seq_idx, cu_seqlens_q, _zeros, param_idx, seeds, sample_idx, greedy, *others = lowered.inputs
-        params = batch.param_tensors
-        length = len(levels) // len(FIELDS)
-        levels.copy_(torch.from_numpy(self._levels(batch, active, lengths, length, rejection)))
-        fill(others[len(params) :], first)
-        known, same = self._filled.get(lowered, (None, ()))
-        if known is batch and same == active:
-            return
-        self._filled[lowered] = batch, active
-        at = np.array(active)
-        for place, values in ((seeds, batch.seeds), (sample_idx, batch.sample_idx), (greedy, batch.greedy)):
-            place.copy_(torch.from_numpy(values[at]))
-        param_idx.copy_(torch.from_numpy(at))
-        torch.arange(len(at), out=seq_idx)
-        torch.arange(len(at) + 1, out=cu_seqlens_q)
-        for place, tensor in zip(others, params, strict=False):
-            place.copy_(tensor)
 
-    def _levels(
-        self, batch: SamplingBatch, active: Seq[int], lengths: Seq[int], length: int, rejection: bool
-    ) -> NDArray[np.int32]:
-        """[length * fields, len(active)]: level 0 reads the rows of its batch, so it has no slot here."""
-        roots, most = np.array([batch.seqs[i].cached for i in active]), np.array(lengths)
-        depth = np.arange(length)[:, None]
-        at = roots + np.minimum(depth, most - 1)  # past its length a sequence stays where it was, and stores nothing
-        size = self.kv.block_size
-        tables = [batch.seqs[i].blocks for i in active]
-        blocks = np.array(
-            [[table[place // size] for place in places] for table, places in zip(tables, at.T, strict=True)]
-        )
-        slots = np.where(depth < most, blocks.T * size + at % size, -1)
-        noise_at = np.broadcast_to(roots, at.shape) if rejection else roots + depth + 1
-        depths = np.broadcast_to(depth, at.shape)
-        nodes = depths if rejection else np.zeros_like(at)
-        return np.stack([at, slots, depths, noise_at, nodes], 1).reshape(-1, len(roots)).astype(np.int32)
+def part(struct: T, first: int, length: int) -> T:
+    """Some rows of a struct of tensors."""
+    tensors = {f.name: getattr(struct, f.name).narrow(0, first, length) for f in fields(struct)}  # type: ignore[arg-type]
+    return replace(struct, **tensors)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Inputs of the program that stay the same as long as the batch and the plan do: between those that do not."""
+
+    seqs: Ints
+    rows: tuple[NDArray[Any], ...]
+    others: tuple[NDArray[Any], ...]
+
+
+def _constants(batch: SamplingBatch, active: tuple[int, ...], plan: DraftPlan, rejection: bool) -> Constants:
+    frontier = plan.frontier
+    noise = RowNoise.of(batch, ints(active)[frontier.seq_idx])
+    nodes = frontier.nodes if rejection else np.zeros_like(frontier.nodes)
+    others: list[NDArray[Any]] = [nodes, noise.sample_idx, noise.greedy, *batch.param_arrays]
+    for level in plan.levels:
+        given = level.rows.cu_seqlens_q, level.rows.seq_idx, level.rows.ancestors, level.logit_rows
+        others += [array for array in given if array is not None]
+        if level.token_from is not None and not level.takes_all:
+            others.append(level.token_from)
+    recent = np.zeros((len(nodes), 1), np.int32)
+    return Constants(noise.indices, (frontier.depths, recent, noise.seeds), tuple(others))

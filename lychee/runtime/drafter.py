@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lychee.kernels import draw, process_logits
 from lychee.kernels.philox import DRAFT, TARGET
-from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Ints, Rows, ints
 from lychee.models.llama import Llama
 
-from .draft_loop import DraftLoop
+from .draft_loop import DraftLoop, Drawn
 from .inputs import SamplingBatch
+from .nodes import DraftPlan, Level, split
+from .proposals import Proposals, refuse_undrawn, undrafted
 from .sequence import Sequence
 from .tree import ProposedTree, TreeShape
-
-
-@dataclass(frozen=True)
-class Proposals:
-    """One proposed tree per sequence.
-
-    draft_log_probs: [num_nodes, vocab] fp32; row v is what v's children were drawn from. None where no sequence is
-    accepted by rejection, which alone reads it.
-    """
-
-    trees: tuple[ProposedTree, ...]
-    draft_log_probs: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -42,19 +31,6 @@ class Drafter(Protocol):
     max_len: int
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals: ...
-
-
-def refuse_undrawn(tokens: Iterable[int], model: str) -> None:
-    """A draw is -1 where no token has a probability. Raises ArithmeticError."""
-    if min(tokens, default=0) < 0:
-        raise ArithmeticError(
-            f"the {model} model's logits are not finite: its weights hold NaN or infinity, or overflow in this dtype"
-        )
-
-
-def undrafted(seqs: Seq[Sequence]) -> Proposals:
-    """One node each: plain decoding."""
-    return Proposals(tuple(ProposedTree(TreeShape.chain(0), (seq.tokens[-1],)) for seq in seqs))
 
 
 class ModelDrafter:
@@ -67,94 +43,73 @@ class ModelDrafter:
         self.max_num_batched_tokens = max_num_batched_tokens
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
-        """Draw each sequence's chain; sequences with a one-node shape are left alone, their draft KV stays behind."""
-        lengths = [shape.num_nodes - 1 for shape in shapes]
-        active = [i for i, length in enumerate(lengths) if length]
+        """Draw each sequence's tree; sequences with a one-node shape are left alone, their draft KV stays behind."""
+        active = tuple(i for i, shape in enumerate(shapes) if shape.num_nodes > 1)
         if not active:
             return undrafted(batch.seqs)
         self._catch_up([batch.seqs[i] for i in active])
-        first = self._rows(batch, active, [], 0)
-        looped = self.loop.run(batch, first, active, [lengths[i] for i in active])
-        if looped is None:
-            return self._level_by_level(batch, shapes, first, active)
-        tokens, most = [[seq.tokens[-1]] for seq in batch.seqs], max(lengths)
-        for i, drawn in zip(active, torch.cat(looped[:most], 1).tolist(), strict=True):
-            tokens[i] += drawn[: lengths[i]]
-        refuse_undrawn(chain.from_iterable(tokens), "draft")
-        levels = [
-            log_probs[[row for row, i in enumerate(active) if lengths[i] > depth]]
-            for depth, log_probs in enumerate(looped[most:])
-        ]
-        return self._proposals(shapes, tokens, levels)
+        plan = DraftPlan.of(tuple(shapes[i] for i in active))
+        drawn = self.loop.run(batch, active, plan)
+        if drawn is None:
+            drawn = self._level_by_level(batch, active, plan)
+        roots = ints([batch.seqs[i].tokens[-1] for i in active])
+        tokens = plan.node_tokens(roots, drawn.tokens)
+        if tokens.min() < 0:
+            refuse_undrawn(plan.bury(tokens), "draft")
+        trees = [ProposedTree(shape, (seq.tokens[-1],)) for seq, shape in zip(batch.seqs, shapes, strict=True)]
+        for i, mine in zip(active, split(tokens, plan.cu_nodes), strict=True):
+            trees[i] = ProposedTree(shapes[i], tuple(mine))
+        return Proposals(tuple(trees), self._kept(shapes, active, plan, drawn.log_probs))
 
-    def _level_by_level(
-        self, batch: SamplingBatch, shapes: Seq[TreeShape], first: Batch, active: list[int]
-    ) -> Proposals:
-        """The same, from the host."""
-        lengths, levels = [shape.num_nodes - 1 for shape in shapes], []
-        kept = any(batch.rejection[i] for i in active)
-        tokens = [[seq.tokens[-1]] for seq in batch.seqs]
-        for depth in range(max(lengths)):
-            active = [i for i in active if lengths[i] > depth]
-            logits = self.compiled.forward(self._rows(batch, active, tokens, depth) if depth else first)
-            nodes = [(i, ProposedTree(shapes[i], tuple(tokens[i])), depth) for i in active]
-            log_probs = process_logits(logits, batch.rows(nodes), batch.params, self.vocab)
-            for i, token in zip(active, self._draw(batch, active, log_probs, depth), strict=True):
-                tokens[i].append(token)
-            if kept:
-                levels.append(log_probs)
-        return self._proposals(shapes, tokens, levels)
-
-    def _proposals(self, shapes: Seq[TreeShape], tokens: Seq[Seq[int]], levels: Seq[Tensor]) -> Proposals:
-        """`levels`: of each depth what its tokens were drawn from, a row for every sequence that drew one."""
-        trees = tuple(ProposedTree(shape, tuple(drawn)) for shape, drawn in zip(shapes, tokens, strict=True))
+    def _kept(
+        self, shapes: Seq[TreeShape], active: tuple[int, ...], plan: DraftPlan, levels: Seq[Tensor]
+    ) -> Tensor | None:
+        """A row for every node of the batch; `levels` has one for every node of each frontier."""
         if not levels:
-            return Proposals(trees)
-        first_row = [0, *accumulate(shape.num_nodes for shape in shapes)]
-        kept = levels[0].new_zeros(first_row[-1], self.vocab)
-        for depth, log_probs in enumerate(levels):
-            nodes = [row + depth for row, shape in zip(first_row, shapes, strict=False) if shape.num_nodes - 1 > depth]
-            kept[torch.tensor(nodes, device=kept.device)] = log_probs
-        return Proposals(trees, kept)
+            return None
+        first = np.cumsum([0, *(shape.num_nodes for shape in shapes)])
+        kept = levels[0].new_zeros(int(first[-1]), self.vocab)
+        for level, log_probs in zip(plan.levels, levels, strict=True):
+            nodes = first[list(active)][level.frontier.seq_idx] + level.frontier.nodes
+            kept[torch.from_numpy(nodes).to(kept.device)] = log_probs
+        return kept
 
-    def _rows(self, batch: SamplingBatch, active: Seq[int], tokens: Seq[Seq[int]], depth: int) -> Batch:
-        """The rows whose last one predicts the next level.
+    def _level_by_level(self, batch: SamplingBatch, active: tuple[int, ...], plan: DraftPlan) -> Drawn:
+        """The same as the loop does, from the host."""
+        seqs, kept = [batch.seqs[i] for i in active], any(batch.rejection[i] for i in active)
+        before, blocks = [seq.cached - 1 for seq in seqs], [seq.blocks for seq in seqs]
+        tokens = ints([token for seq in seqs for token in seq.tokens[-2:]])
+        drawn, log_probs = np.full(plan.num_draws, -1, np.int32), []
+        draws, roots, begin = drawn, ints([seq.tokens[-1] for seq in seqs]), 0
+        for level in plan.levels:
+            if level.token_from is not None:
+                tokens = draws[level.token_from]
+            rows = Rows.of(level.rows, tokens, before, blocks, self.kv.block_size, level.logit_rows)
+            logits = self.compiled.forward(rows)
+            at = ints(active)[level.frontier.seq_idx]
+            paths = split(plan.node_tokens(roots, drawn), plan.cu_nodes) if batch.window else []
+            found = process_logits(logits, batch.rows(at, level.frontier, paths), batch.params, self.vocab)
+            draws = self._draw(batch, at, level, found).ravel()
+            drawn[begin : begin + len(draws)] = draws
+            begin += len(draws)
+            if kept:
+                log_probs.append(found)
+        return Drawn(drawn, log_probs)
 
-        At the root they are two, so that rounds are alike: the token before it may lack draft KV, and where it does not
-        it is computed again, to the same bits.
-        """
-        seqs = [batch.seqs[i] for i in active]
-        if depth:
-            starts = [seq.cached + depth for seq in seqs]
-            rows = [[tokens[i][depth]] for i in active]
-        else:
-            starts = [max(0, seq.cached - 1) for seq in seqs]
-            rows = [seq.tokens[start:] for seq, start in zip(seqs, starts, strict=True)]
-        return Batch.decode(
-            tokens=rows,
-            parents=[TreeShape.chain(len(row) - 1).parents for row in rows],
-            context_lens=starts,
-            block_tables=[seq.blocks for seq in seqs],
-            block_size=self.kv.block_size,
-            device=batch.device,
-            logit_rows=None if depth else [end - 1 for end in accumulate(map(len, rows))],
-        )
-
-    def _draw(self, batch: SamplingBatch, active: Seq[int], log_probs: Tensor, depth: int) -> list[int]:
-        """The next level's tokens: by the draft's own noise under rejection, by the target's noise when coupled."""
-        drawn = [0] * len(active)
+    def _draw(self, batch: SamplingBatch, at: Ints, level: Level, log_probs: Tensor) -> Ints:
+        """[rows, num_children]: by the draft's own noise under rejection, by the target's noise when coupled."""
+        drawn = np.empty((len(at), level.num_children), np.int32)
+        roots, frontier = ints([seq.cached for seq in batch.seqs])[at], level.frontier
+        by_rejection = np.array(batch.rejection)[at]
         for own, stream in ((True, DRAFT), (False, TARGET)):
-            rows = [row for row, i in enumerate(active) if batch.rejection[i] is own]
-            if not rows:
+            rows = np.flatnonzero(by_rejection == own)
+            if not len(rows):
                 continue
-            seqs = [active[row] for row in rows]
-            roots = [batch.seqs[i].cached for i in seqs]
-            positions = roots if own else [root + depth + 1 for root in roots]
-            keys = batch.keys(seqs, positions, [depth if own else 0] * len(rows))
-            part = log_probs if len(rows) == len(active) else log_probs[torch.tensor(rows, device=log_probs.device)]
-            for row, token in zip(rows, draw(part, keys, 1, stream, False).flatten().tolist(), strict=True):
-                drawn[row] = token
-        refuse_undrawn(drawn, "draft")
+            positions = roots if own else roots + frontier.depths + 1
+            nodes = frontier.nodes if own else np.zeros_like(frontier.nodes)
+            keys = batch.keys(at[rows], positions[rows].astype(np.int32), nodes[rows])
+            part = log_probs if len(rows) == len(at) else log_probs[torch.from_numpy(rows).to(log_probs.device)]
+            drawn[rows] = draw(part, keys, level.num_children, stream, False).cpu().numpy()
         return drawn
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:
@@ -169,15 +124,14 @@ class ModelDrafter:
                     tables.append(seq.blocks)
                     budget -= stop - seq.draft_cached
                     seq.draft_cached = stop
-            batch = Batch.prefill(
+            rows = Rows.prefill(
                 tokens=tokens,
                 context_lens=starts,
                 block_tables=tables,
                 block_size=self.kv.block_size,
-                device=self.kv.storage.device,
                 logit_rows=[],
             )
-            self.compiled.forward(batch)
+            self.compiled.forward(rows)
 
 
 class ScriptedDrafter:

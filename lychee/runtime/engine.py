@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor
 
 from lychee.kernels import commit_kv
-from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
 from .acceptance import Accepted, accept
 from .controller import Controller
-from .drafter import Drafter, ModelDrafter, Proposals, undrafted
+from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
 from .metrics import Metrics
+from .proposals import Proposals, undrafted
 from .sampling_params import ParameterError
 from .scheduler import PrefillChunk, Scheduler
 from .sequence import Sequence
@@ -85,15 +87,14 @@ class Engine:
         done = [i for i, c in enumerate(chunks) if c.stop == len(c.seq.tokens)]
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         with self._timed("verify_s"):
-            batch = Batch.prefill(
+            rows = Rows.prefill(
                 tokens=[c.seq.tokens[c.start : c.stop] for c in chunks],
                 context_lens=[c.start for c in chunks],
                 block_tables=[c.seq.blocks for c in chunks],
                 block_size=self.kv.block_size,
-                device=self.kv.storage.device,
                 logit_rows=ends[done].tolist(),
             )
-            logits = self.target.forward(batch)
+            logits = self.target.forward(rows)
         for chunk in chunks:
             # A last token's KV is stored too, but it is a root now, and those count from their round's commit on.
             chunk.seq.cached = min(chunk.stop, len(chunk.seq.tokens) - 1)
@@ -111,8 +112,13 @@ class Engine:
         with self._timed("draft_s"):
             proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
         with self._timed("verify_s"):
-            logits, accepted = self.verifier.run(self._verify_rows(seqs, proposals), proposals, sampling)
+            logits, accepted = self.verifier.run(self._rows(seqs, proposals), proposals, sampling)
         return self._emit(sampling, proposals, logits, accepted, in_round=True)
+
+    @property
+    def shapes(self) -> Seq[TreeShape]:
+        """What rounds may be of, less what a limit cuts."""
+        return [TreeShape.chain(0)] if self.drafter is None else self.controller.shapes
 
     def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:
         """The controller's shapes, cut to the token limit, the draft's context and the free blocks."""
@@ -125,25 +131,20 @@ class Engine:
             shapes.append(shape.cut(shape.depth, self.scheduler.extend(seq, shape.num_nodes)))
         return shapes
 
-    def _verify_rows(self, seqs: tuple[Sequence, ...], proposals: Proposals) -> Batch:
-        return Batch.decode(
-            tokens=[tree.tokens for tree in proposals.trees],
-            parents=[tree.shape.parents for tree in proposals.trees],
-            context_lens=[seq.cached for seq in seqs],
-            block_tables=[seq.blocks for seq in seqs],
-            block_size=self.kv.block_size,
-            device=self.kv.storage.device,
-        )
+    def _rows(self, seqs: tuple[Sequence, ...], proposals: Proposals) -> Rows:
+        """The live nodes, after their sequences' contexts."""
+        nodes = proposals.nodes
+        where = [seq.cached for seq in seqs], [seq.blocks for seq in seqs], self.kv.block_size
+        return Rows.of(nodes.layout, proposals.tokens[nodes.rows], *where)
 
     def _emit(
         self, sampling: SamplingBatch, proposals: Proposals, logits: Tensor, accepted: Accepted, *, in_round: bool
     ) -> list[Chunk]:
         """Commit the accepted paths' KV, stream, and end what has ended."""
         self._commit(sampling, accepted)
-        chunks, row = [], 0
+        chunks, first = [], proposals.nodes.layout.cu_seqlens_q.tolist()
         for i, (seq, tree) in enumerate(zip(sampling.seqs, proposals.trees, strict=True)):
-            logprobs = self._logprobs(seq, logits, row, accepted.nodes[i], accepted.tokens[i])
-            row += tree.shape.num_nodes
+            logprobs = self._logprobs(seq, logits, first[i], accepted.rows[i], accepted.tokens[i])
             chunk = push(seq, accepted.tokens[i], logprobs)
             chunks.append(chunk)
             seq.stats.first_token = seq.stats.first_token or time.perf_counter()
@@ -152,8 +153,9 @@ class Engine:
             else:
                 seq.stats.emitted += 1
             if tree.shape.num_nodes > 1:
-                # The draft has run every node but the leaf: the last accepted one lacks draft KV after a full accept.
-                seq.draft_cached = seq.cached + min(len(accepted.nodes[i]), tree.shape.depth)
+                # The draft has run every node but the leaves: one that ends the path lacks draft KV.
+                path = accepted.nodes[i]
+                seq.draft_cached = seq.cached + len(path) - (path[-1] not in tree.shape.parents)
             seq.cached = len(seq.tokens) - 1
             if seq.finished:
                 self._end(seq)
@@ -170,9 +172,12 @@ class Engine:
         tables = np.array([seq.blocks + [-1] * (width - len(seq.blocks)) for seq in seqs], np.int32)
         lens = np.array([seq.cached for seq in seqs], np.int32)
         where = torch.from_numpy(lens).to(device), torch.from_numpy(tables).to(device)
-        commit_kv(self.kv.storage, accepted.paths, *where, self.kv.block_size)
+        longest = max(map(len, accepted.nodes))
+        paths = np.array([[*path, *[-1] * (longest - len(path))] for path in accepted.nodes], np.int32)
+        kept = torch.from_numpy(paths).to(device)
+        commit_kv(self.kv.storage, kept, *where, self.kv.block_size)
         if isinstance(self.drafter, ModelDrafter):
-            commit_kv(self.drafter.kv.storage, accepted.paths, *where, self.kv.block_size)
+            commit_kv(self.drafter.kv.storage, kept, *where, self.kv.block_size)
 
     def _account(self, seq: Sequence, shape: TreeShape, path: tuple[int, ...], emitted: int) -> None:
         """Statistics of one round, over emitted text: nodes deeper than what was emitted do not count."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.kernels.types import PROMPT_BIT, NoiseKeys, SamplingRows, SamplingTensors, SeqKeys, Tree
+from lychee.kernels.types import PROMPT_BIT, NoiseKeys, SamplingRows, SamplingTensors, SeqKeys
 from lychee.models.batch import on_device
+from lychee.models.layout import Ints, Layout, ints
 
 from .sequence import Mode, Sequence
-from .tree import ProposedTree
-
-Ints = Seq[int] | NDArray[Any]
 
 
 def _padded(rows: Seq[Seq[int]], width: int) -> NDArray[np.int32]:
@@ -31,7 +28,7 @@ def _padded(rows: Seq[Seq[int]], width: int) -> NDArray[np.int32]:
     return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingBatch:
     """Sampling state of the sequences of one step: parameters, seeds and how each is accepted."""
 
@@ -93,9 +90,9 @@ class SamplingBatch:
         )
 
     @cached_property
-    def param_tensors(self) -> tuple[Tensor, ...]:
-        """Those of `params`, in the order in which a program has them as inputs."""
-        return tuple(tensor for tensor in vars(self.params).values() if isinstance(tensor, Tensor))
+    def param_arrays(self) -> tuple[NDArray[Any], ...]:
+        """Those of `params`, on the host, in the order in which a program has them as inputs."""
+        return tuple(tensor.cpu().numpy() for tensor in vars(self.params).values() if isinstance(tensor, Tensor))
 
     @cached_property
     def param_widths(self) -> dict[str, int]:
@@ -104,56 +101,62 @@ class SamplingBatch:
         widths = {"max_stop": self.params.stop_ids.shape[1], "max_bias": self.params.bias_ids.shape[1]}
         return {**widths, "max_words": max_words, "max_word_len": max_word_len}
 
-    def rows(self, nodes: Seq[tuple[int, ProposedTree, int]]) -> SamplingRows:
-        """One row per (sequence index, its tree, node)."""
-        recent, depths, positions = [], [], []
-        for index, tree, node in nodes:
-            seq = self.seqs[index]
-            path, at = [], node
-            while at > 0:
-                path.append(tree.tokens[at])
-                at = tree.shape.parents[at]
-            depths.append(len(path))
-            positions.append(len(seq.tokens) - 1 + len(path))
-            if self.window:
-                recent.append((seq.tokens + path[::-1])[-self.window :])
-            else:
-                recent.append([tree.tokens[node]])
+    def rows(self, indices: Ints, layout: Layout, tokens: Seq[Seq[int]]) -> SamplingRows:
+        """A row per node of `layout`, of the sequence that `indices` gives; `tokens` are those of its trees' nodes."""
+        assert layout.ancestors is not None
+        roots = self._roots[indices]
+        if self.window:
+            paths = zip(layout.seq_idx.tolist(), layout.ancestors.tolist(), layout.depths.tolist(), strict=True)
+            tails = [[tokens[seq][node] for node in path[1 : depth + 1]] for seq, path, depth in paths]
+            recent = [(self.seqs[i].tokens + t)[-self.window :] for i, t in zip(indices.tolist(), tails, strict=True)]
+        else:
+            recent = [[-1]] * len(indices)
         return SamplingRows(
-            seq_idx=self._ints([index for index, _, _ in nodes]),
-            positions=self._ints(positions),
-            depths=self._ints(depths),
+            seq_idx=self._ints(indices),
+            positions=self._ints(roots + layout.depths),
+            depths=self._ints(layout.depths),
             recent_tokens=on_device(_padded(recent, max(self.window, 1)), self.device),
         )
 
+    @property
+    def _roots(self) -> Ints:
+        return ints([len(s.tokens) - 1 for s in self.seqs])
+
     def keys(self, indices: Ints, positions: Ints, nodes: Ints) -> NoiseKeys:
         """Noise of one draw per entry of `indices`, the sequence index of each row."""
-        at = np.asarray(indices)
+        noise = RowNoise.of(self, indices)
         return NoiseKeys(
-            seeds=on_device(self.seeds[at], self.device),
+            seeds=on_device(noise.seeds, self.device),
             positions=self._ints(positions),
             nodes=self._ints(nodes),
-            sample_idx=self._ints(self.sample_idx[at]),
-            greedy=on_device(self.greedy[at], self.device),
+            sample_idx=self._ints(noise.sample_idx),
+            greedy=on_device(noise.greedy, self.device),
         )
 
     def seq_keys(self) -> SeqKeys:
         """Noise of acceptance, one entry per sequence."""
         return SeqKeys(
             seeds=on_device(self.seeds, self.device),
-            root_positions=self._ints([len(s.tokens) - 1 for s in self.seqs]),
+            root_positions=self._ints(self._roots),
             sample_idx=self._ints(self.sample_idx),
         )
 
-    def tree(self, trees: Seq[ProposedTree]) -> Tree:
-        return Tree(
-            cu_nodes=self._ints([0, *accumulate(t.shape.num_nodes for t in trees)]),
-            tokens=self._ints([token for t in trees for token in t.tokens]),
-            parents=self._ints([parent for t in trees for parent in t.shape.parents]),
-        )
-
     def _ints(self, values: Ints) -> Tensor:
-        return on_device(np.asarray(values, np.int32), self.device)
+        return on_device(values, self.device)
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """What of each row's noise is its sequence's own; `indices` [num_rows] are sequences of the batch."""
+
+    indices: Ints
+    sample_idx: Ints
+    seeds: NDArray[np.int64]
+    greedy: NDArray[np.bool_]
+
+    @staticmethod
+    def of(batch: SamplingBatch, indices: Ints) -> RowNoise:
+        return RowNoise(indices, batch.sample_idx[indices], batch.seeds[indices], batch.greedy[indices])
 
 
 def _counts(seq: Sequence, vocab: int) -> NDArray[np.int32]:

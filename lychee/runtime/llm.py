@@ -32,7 +32,7 @@ from .sampling_params import ParameterError, SamplingParams, refuse
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .streamer import Chunk
-from .warm_up import warm_up
+from .warm_up import lowering, warm_up
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -168,9 +168,12 @@ class LLM:
             if not engine.idle:
                 raise RuntimeError("warm_up: requests are running")
             warm_up(engine)
-        if self.max_model_len > 8:
-            params = replace(sampling_params or SamplingParams(), max_tokens=4, min_tokens=0, n=1, ignore_eos=True)
-            self.generate([[0, 0]], params, native=native)
+        params = replace(sampling_params or SamplingParams(), min_tokens=0, n=1, ignore_eos=True)
+        for shape in engine.shapes:
+            wanted = max(4, shape.depth + 2)  # a token of prefill, and a round that nothing cuts
+            if wanted + 2 <= self.max_model_len:
+                with lowering(engine, shape):
+                    self.generate([[0, 0]], replace(params, max_tokens=wanted), native=native)
         self.reset_metrics(native)
 
     def mode(self, params: SamplingParams) -> Mode:

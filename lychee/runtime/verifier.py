@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.compiler import Buckets, Lowered, Program, Size, Tracer, trace
+from lychee.compiler import Buckets, Program, Size, Tracer, trace
 from lychee.kernels import process_logits
 from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, Tree
 from lychee.models.batch import Batch
-from lychee.models.compiled import CompiledLlama, bucket, fill
+from lychee.models.compiled import CompiledLlama, bucket, inputs_of
+from lychee.models.layout import Rows
 
 from .acceptance import Accepted, accept, follow, told
-from .drafter import Proposals
-from .inputs import SamplingBatch
+from .inputs import RowNoise, SamplingBatch
+from .nodes import Nodes
+from .proposals import Proposals
 
 ROWS = (Size("num_tokens"),)
 
@@ -29,10 +31,10 @@ class Verifier:
     def __init__(self, target: CompiledLlama, vocab: int, lossless: bool, buckets: Buckets | None = None) -> None:
         self.target, self.vocab, self.lossless = target, vocab, lossless
         self.buckets = buckets or Buckets()
-        self._filled: WeakKeyDictionary[Lowered, tuple[Any, ...]] = WeakKeyDictionary()
+        self.constants = lru_cache(maxsize=8)(_constants)
 
-    def run(self, rows: Batch, proposals: Proposals, sampling: SamplingBatch) -> tuple[Tensor, Accepted]:
-        """`rows` are the nodes of `proposals.trees`."""
+    def run(self, rows: Rows, proposals: Proposals, sampling: SamplingBatch) -> tuple[Tensor, Accepted]:
+        """`rows` are those of `proposals.nodes`."""
         lowered = None
         if self.target.binds and not sampling.window and not any(sampling.rejection):
             sizes = {**bucket(rows), **sampling.param_widths}
@@ -40,10 +42,10 @@ class Verifier:
         if lowered is None:
             logits = self.target.forward(rows)
             return logits, accept(proposals, logits, sampling, self.vocab, self.lossless)
-        self._fill(lowered, rows, proposals, sampling)
+        constants = self.constants(proposals.nodes, sampling)
+        lowered.write((rows.positions + np.int32(1), *constants, *inputs_of(rows)))
         lowered.replay()
-        logits, *found = lowered.results
-        return logits, told(proposals, *found)
+        return lowered.results[0], told(proposals, *(found.tolist() for found in lowered.outputs[1:]))
 
     @cached_property
     def program(self) -> Program:
@@ -67,24 +69,10 @@ class Verifier:
 
         return trace(verify, self.target.kv.storage.device)
 
-    def _fill(self, lowered: Lowered, rows: Batch, proposals: Proposals, sampling: SamplingBatch) -> None:
-        noise_at, parents, depths, _nodes, sample_idx, seeds, greedy, *others = lowered.inputs
-        params = sampling.param_tensors
-        torch.add(rows.positions, 1, out=noise_at)
-        fill(others[len(params) :], rows)
-        shapes = [tree.shape for tree in proposals.trees]
-        known, same = self._filled.get(lowered, (None, []))
-        if known is sampling and same == shapes:
-            return
-        self._filled[lowered] = sampling, shapes
-        at = np.repeat(np.arange(len(shapes)), [shape.num_nodes for shape in shapes])
-        for place, values in (
-            (parents, np.array([parent for shape in shapes for parent in shape.parents])),
-            (depths, np.array([depth for shape in shapes for depth in shape.depths])),
-            (sample_idx, sampling.sample_idx[at]),
-            (seeds, sampling.seeds[at]),
-            (greedy, sampling.greedy[at]),
-        ):
-            place.copy_(torch.from_numpy(values))
-        for place, tensor in zip(others, params, strict=False):
-            place.copy_(tensor)
+
+def _constants(nodes: Nodes, sampling: SamplingBatch) -> tuple[NDArray[Any], ...]:
+    """Inputs of the program that stay the same as long as the batch and the shapes do."""
+    layout = nodes.layout
+    noise = RowNoise.of(sampling, layout.seq_idx)
+    given = nodes.parents, layout.depths, np.zeros_like(nodes.parents), noise.sample_idx, noise.seeds, noise.greedy
+    return (*given, *sampling.param_arrays)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 from lychee.models.batch import Batch
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
+from .controller import Fixed
 from .drafter import ModelDrafter
 from .engine import Engine
+from .tree import TreeShape
 
 # Rows and cached tokens: the kernels of most rounds. With a window also the first context that it does not hold.
 TREES = (*((rows, 0) for rows in range(1, 9)), (8, 64), (1, 512), (5, 512), (9, 512), (17, 512), (1, 1024))
@@ -33,6 +37,25 @@ def warm_up(engine: Engine) -> None:
         for rows, context in (*CHUNKS, *product((WINDOWED_CHUNK,), windows)):
             if rows + context <= longest:
                 _forward(model, kv, rows, context, is_tree=False)
+
+
+@contextmanager
+def lowering(engine: Engine, shape: TreeShape) -> Iterator[None]:
+    """Within, every round is of this shape, and what comes is lowered the first time."""
+    drafter, controller = engine.drafter, engine.controller
+    every = [engine.target.buckets, engine.verifier.buckets]
+    if isinstance(drafter, ModelDrafter):
+        every += [drafter.compiled.buckets, drafter.loop.buckets]
+    before = [buckets.after for buckets in every]
+    for buckets in every:
+        buckets.after = 0
+    engine.controller = Fixed(shape)
+    try:
+        yield
+    finally:
+        engine.controller = controller
+        for buckets, after in zip(every, before, strict=True):
+            buckets.after = after
 
 
 def _forward(model: Llama, kv: KVCache, rows: int, context: int, is_tree: bool) -> None:

@@ -11,6 +11,7 @@ from lychee.compiler import Buckets
 from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama, bucket
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 from tests.kernels.batches import bits
 
@@ -64,7 +65,7 @@ def batches(draw):
         tables.append(list(range(seq * BLOCKS_EACH, seq * BLOCKS_EACH + needed)))
     tokens = [draw(st.lists(st.integers(0, VOCAB - 1), min_size=len(t), max_size=len(t))) for t in trees]
     rows = draw(st.none() | st.lists(st.integers(0, sum(map(len, trees)) - 1), min_size=0, max_size=4))
-    return Batch.decode(tokens, trees, contexts, tables, BLOCK_SIZE, "cpu", rows)
+    return Rows.decode(tokens, trees, contexts, tables, BLOCK_SIZE, rows)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=["fp32", "int8", "int4"])
@@ -76,14 +77,14 @@ def test_a_replayed_pass_has_the_bits_of_one_that_runs_op_by_op(saved, family, f
     model = Llama.load(saved(family), "cpu", dtype, quant)
     plain, kv = cache_of(model, kv_dtype), cache_of(model, kv_dtype)
     compiled = CompiledLlama(model, kv, Buckets(after=0))
-    for batch in (*passes, *passes):
-        assert bits(compiled.forward(batch)) == bits(model.forward(batch, plain))
+    for rows in (*passes, *passes):
+        assert bits(compiled.forward(rows)) == bits(model.forward(Batch.of(rows), plain))
         assert bits(kv.storage) == bits(plain.storage)
 
 
 def chain(length, context):
     table = list(range(-(-(context + length) // BLOCK_SIZE)))
-    return Batch.decode([[1] * length], [list(range(-1, length - 1))], [context], [table], BLOCK_SIZE, "cpu")
+    return Rows.decode([[1] * length], [list(range(-1, length - 1))], [context], [table], BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,9 +93,9 @@ def test_prefixes_that_many_rows_share_are_folded_for_all_of_them(saved, family)
     plain, kv = cache_of(model, torch.float32), cache_of(model, torch.float32)
     tables = [list(range(42)), list(range(42, 84))]
     sizes, parents = (24, 9), [list(range(-1, 23)), list(range(-1, 8))]
-    batch = Batch.decode([[7] * n for n in sizes], parents, [300, 280], tables, BLOCK_SIZE, "cpu")
+    rows = Rows.decode([[7] * n for n in sizes], parents, [300, 280], tables, BLOCK_SIZE)
     compiled = CompiledLlama(model, kv, Buckets(after=0))
-    assert bits(compiled.forward(batch)) == bits(model.forward(batch, plain))
+    assert bits(compiled.forward(rows)) == bits(model.forward(Batch.of(rows), plain))
 
 
 def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
@@ -108,8 +109,8 @@ def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
 def test_prefill_and_passes_without_logits_run_op_by_op(saved):
     model = Llama.load(saved("llama"))
     compiled = CompiledLlama(model, cache_of(model, torch.float32), Buckets(after=0))
-    prompt = Batch.prefill([[1, 2, 3]], [0], [[0]], BLOCK_SIZE, "cpu")
+    prompt = Rows.prefill([[1, 2, 3]], [0], [[0]], BLOCK_SIZE)
     assert compiled.forward(prompt).shape == (3, VOCAB)
-    silent = Batch.decode([[1]], [[-1]], [3], [[0]], BLOCK_SIZE, "cpu", logit_rows=[])
+    silent = Rows.decode([[1]], [[-1]], [3], [[0]], BLOCK_SIZE, logit_rows=[])
     assert compiled.forward(silent).shape == (0, VOCAB)
     assert len(compiled.buckets) == 0

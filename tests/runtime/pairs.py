@@ -17,6 +17,7 @@ from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ScriptedDrafter
 from lychee.runtime.llm import LLM
 from lychee.runtime.sampling_params import SamplingParams
+from lychee.runtime.tree import TreeShape
 from tests.conftest import DEVICE
 from tests.factory import make_model_dir
 
@@ -85,11 +86,11 @@ def streamed(llm, prompts, params, native=False):
 def drafting(llm, script, length=K, controller=None):
     """The engine of an LLM without a draft, with a scripted drafter in every round."""
     engine = llm.engine()
-    engine.drafter, engine.controller = ScriptedDrafter(script, llm.vocab), controller or Fixed(length)
+    engine.drafter, engine.controller = ScriptedDrafter(script, llm.vocab), controller or Fixed(TreeShape.chain(length))
     try:
         yield engine
     finally:
-        engine.drafter, engine.controller = None, Fixed(0)
+        engine.drafter, engine.controller = None, Fixed(TreeShape.chain(0))
 
 
 def following(outputs):
@@ -106,10 +107,10 @@ class ForcedTarget:
 
     binds = False
 
-    def forward(self, batch):
-        positions = batch.positions if batch.logit_rows is None else batch.positions[batch.logit_rows]
-        following = self.tokens.to(positions.device)[(positions.long() + 1).clamp(max=len(self.tokens) - 1)]
-        logits = torch.zeros(len(positions), self.vocab, device=positions.device)
+    def forward(self, rows):
+        positions = torch.from_numpy(rows.positions if rows.logit_rows is None else rows.positions[rows.logit_rows])
+        following = self.tokens[(positions.long() + 1).clamp(max=len(self.tokens) - 1)].to(DEVICE)
+        logits = torch.zeros(len(positions), self.vocab, device=DEVICE)
         return logits.scatter_(1, following[:, None], 50.0)
 
 

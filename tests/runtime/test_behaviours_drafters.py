@@ -28,13 +28,13 @@ def test_a_drafter_that_is_always_wrong_falls_back_to_native_speed(params, monke
     right = following(reference)
     wrong = lambda seq, length: [(t + 1) % llm.vocab for t in right(seq, length)]  # noqa: E731
     with drafting(llm, wrong, controller=Window(16, 0.4)) as engine:
-        seen, run = [], engine._verify_rows
+        seen, run = [], engine._rows
 
         def verify_rows(seqs, proposals):
             seen.append(sum(len(tree.tokens) for tree in proposals.trees))
             return run(seqs, proposals)
 
-        monkeypatch.setattr(engine, "_verify_rows", verify_rows)
+        monkeypatch.setattr(engine, "_rows", verify_rows)
         output = completion(llm, PROMPT, given)
         assert engine.controller._history == {}  # nothing is kept of a request that ended
     assert shown(output) == shown(reference[0].outputs[0])

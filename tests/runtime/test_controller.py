@@ -4,6 +4,7 @@ import random
 
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import FIRST_PAUSE, LAST_PAUSE, Fixed, Window, make_controller
+from lychee.runtime.tree import TreeShape
 
 
 def play(controller, acceptance, rounds, seed=0):
@@ -22,7 +23,7 @@ def play(controller, acceptance, rounds, seed=0):
 
 def test_a_fixed_length_is_kept():
     controller = make_controller(SpeculativeConfig(num_speculative_tokens=5))
-    assert controller == Fixed(5)
+    assert controller == Fixed(TreeShape.chain(5))
     assert play(controller, lambda _: 0.1, 20) == [5] * 20
 
 

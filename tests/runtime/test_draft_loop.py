@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 from lychee.compiler import Buckets
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ModelDrafter
+from lychee.runtime.tree import TreeShape
 from tests.kernels.batches import bits
 
 from .pairs import PROMPTS, greedy, make_llm, seeded
@@ -55,14 +54,14 @@ class Both(ModelDrafter):
         return super()._level_by_level(*given)
 
 
-def generate(llm, prompts, params, length=4):
-    """How many sequences drafted in each round of the program."""
+def generate(llm, prompts, params, shape=4):
+    """How many sequences drafted in each round of the program. A number is a chain's length."""
     engine = llm.engine()
     drafter, controller = engine.drafter, engine.controller
     both = Both(drafter.model, drafter.kv, drafter.vocab, drafter.max_num_batched_tokens)
     both.loop.buckets = Buckets(after=0)
     both.kv.storage.fill_(0.25)  # what was never stored may be read by rows that are not used: the same in both
-    engine.drafter, engine.controller = both, Fixed(length)
+    engine.drafter, engine.controller = both, Fixed(shape if isinstance(shape, TreeShape) else TreeShape.chain(shape))
     try:
         llm.generate(prompts, params)
     finally:
@@ -74,6 +73,20 @@ def generate(llm, prompts, params, length=4):
 @pytest.mark.parametrize("params", [greedy(), seeded(), SAMPLED], ids=["greedy", "seeded", "sampled"])
 def test_a_batch_of_any_length_drafts_the_same(llm, params, length):
     assert len(generate(llm, PROMPTS, params, length)) > 2
+
+
+TREES = {"wide": TreeShape((-1, 0, 1, 0, 0)), "both": TreeShape((-1, 0, 1, 2, 0, 1, 1, 4, 7))}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("params", [greedy(), seeded(), SAMPLED], ids=["greedy", "seeded", "sampled"])
+def test_trees_draft_the_same(llm, params, tree):
+    assert len(generate(llm, PROMPTS, params, TREES[tree])) > 2
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.3}, {"logit_bias": {5: 3.0}}, {"n": 2}])
+def test_trees_with_fewer_tokens_than_children_draft_the_same(llm, changes):
+    assert generate(llm, PROMPTS[:2], replace(seeded(), **changes), TREES["both"])
 
 
 @pytest.mark.parametrize(
@@ -117,22 +130,3 @@ def test_weights_that_are_not_finite_are_reported(llm):
             llm.generate(PROMPTS[0], greedy())
     finally:
         weight.copy_(kept)
-
-
-def test_a_level_past_a_sequence_s_length_stores_nothing_and_stays_in_its_blocks(llm):
-    loop = llm.engine().drafter.loop
-
-    class Seq:
-        def __init__(self, cached, blocks):
-            self.cached, self.blocks = cached, blocks
-
-    class FakeBatch:
-        seqs = (Seq(15, [3]), Seq(14, [7, 2]))
-
-    levels = loop._levels(FakeBatch, (0, 1), (1, 3), 3, False).reshape(3, 5, 2)
-    size = loop.kv.block_size
-    assert size == 16
-    at, slots = levels[:, 0], levels[:, 1]
-    np.testing.assert_array_equal(at, [[15, 14], [15, 15], [15, 16]])
-    np.testing.assert_array_equal(slots, [[3 * 16 + 15, 7 * 16 + 14], [-1, 7 * 16 + 15], [-1, 2 * 16]])
-    assert torch.int32 == torch.from_numpy(levels).dtype

@@ -103,8 +103,8 @@ def test_dropping_the_residual_is_caught(pair, fixed_entropy, expected):
 
 
 def test_drafting_greedily_against_raw_draft_probabilities_is_caught(llm, expected):
-    def argmax(self, batch, active, log_probs, depth):
-        return log_probs.argmax(-1).tolist()
+    def argmax(self, batch, at, level, log_probs):
+        return log_probs.argmax(-1, keepdim=True).int().numpy()
 
     with patch.object(ModelDrafter, "_draw", argmax):
         assert p_value(llm, expected) < 1e-6

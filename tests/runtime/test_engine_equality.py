@@ -13,6 +13,7 @@ from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ModelDrafter, ScriptedDrafter
 from lychee.runtime.llm import LLM
 from lychee.runtime.sampling_params import SamplingParams
+from lychee.runtime.tree import TreeShape
 
 GREEDY = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
 PROMPTS = [prompt for kind in demo.prompts().values() for prompt in kind]
@@ -36,7 +37,7 @@ def assert_equal(reference, outputs):
 
 
 def set_length(llm, length):
-    llm.engine().controller = Fixed(length)
+    llm.engine().controller = Fixed(TreeShape.chain(length))
 
 
 @pytest.mark.parametrize(("length", "batch"), [(1, 4), (3, 1), (5, 4), (8, 1)])
@@ -72,7 +73,7 @@ class _RandomLengths:
         self.draws = random.Random(seed)
 
     def plan(self, request_ids):
-        return [Fixed(self.draws.randint(0, 6)).plan([i])[0] for i in request_ids]
+        return [Fixed(TreeShape.chain(self.draws.randint(0, 6))).plan([i])[0] for i in request_ids]
 
     def observe(self, request_id, drafted, accepted): ...
 
@@ -102,7 +103,7 @@ def test_an_adversarial_drafter_changes_nothing(script, temperature):
         return {"right": right, "wrong": wrong, "random": noise, "right then wrong": right[:2] + wrong[2:]}[script]
 
     engine = llm.engine()
-    engine.drafter, engine.controller = ScriptedDrafter(propose, llm.vocab), Fixed(5)
+    engine.drafter, engine.controller = ScriptedDrafter(propose, llm.vocab), Fixed(TreeShape.chain(5))
     outputs = llm.generate(SOME[:2], params)
     assert_equal(reference, outputs)
     accepted = sum(o.outputs[0].stats.accepted for o in outputs)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lychee.runtime.controller import Fixed
 from lychee.runtime.sampling_params import ParameterError, SamplingParams
+from lychee.runtime.tree import TreeShape
 from tests.runtime.pairs import (
     PROMPT,
     PROMPTS,
@@ -260,7 +261,7 @@ def tiny_engines():
 def test_under_a_random_schedule_no_block_leaks_and_every_output_is_right(tiny_engines, actions, draft, length):
     llm = tiny_engines[draft]
     engine = llm.engine()
-    engine.controller = Fixed(length)
+    engine.controller = Fixed(TreeShape.chain(length))
     live, added = [], []
     for action, number in actions:
         if action == "add":

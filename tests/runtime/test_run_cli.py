@@ -305,7 +305,8 @@ def test_a_reader_that_goes_away_ends_the_run_quietly():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
         process.stdout.read(3)
         process.stdout.close()
-        assert process.stderr.read() == b""
+        lines = process.stderr.read().splitlines()
+        assert [line for line in lines if b"warm-up took" not in line] == []  # a slow machine says so
         assert process.wait(60) == 141
 
 

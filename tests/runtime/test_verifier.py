@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from lychee.compiler import Buckets
+from lychee.models.batch import Batch
 from lychee.runtime.acceptance import accept
 from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ScriptedDrafter
+from lychee.runtime.tree import TreeShape
 from lychee.runtime.verifier import Verifier
 from tests.kernels.batches import bits
 
@@ -21,14 +23,13 @@ class Both(Verifier):
     replayed = 0
 
     def run(self, rows, proposals, sampling):
-        logits = self.target.model.forward(rows, self.target.kv).clone()
+        logits = self.target.model.forward(Batch.of(rows), self.target.kv).clone()
         want = accept(proposals, logits, sampling, self.vocab, self.lossless)
         stored = self.target.kv.storage.clone()
         got_logits, got = super().run(rows, proposals, sampling)
         self.replayed += len(self.buckets) > 0
         assert bits(got_logits) == bits(logits)
-        assert (got.nodes, got.tokens) == (want.nodes, want.tokens)
-        assert got.paths.tolist() == want.paths.tolist()
+        assert got == want
         assert bits(self.target.kv.storage) == bits(stored)
         return got_logits, got
 
@@ -44,7 +45,7 @@ def checked(llm, length=4, native=False):
     engine = llm.engine(native)
     before = engine.verifier, engine.controller, engine.drafter
     engine.verifier = Both(engine.target, llm.vocab, True, Buckets(after=0))
-    engine.controller = Fixed(0 if native else length)
+    engine.controller = Fixed(TreeShape.chain(0 if native else length))
     engine.kv.storage.fill_(0.25)
     try:
         yield engine
