@@ -90,6 +90,11 @@ class TreeShape:
             levels[depth].append(node)
         return tuple(map(tuple, levels))
 
+    @cached_property
+    def frontiers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each level that drafts, the nodes that it draws from: those of its depth that have children."""
+        return tuple(tuple(node for node in level if self.num_children[node]) for level in self.levels[:-1])
+
     def cut(self, max_depth: int, max_nodes: int) -> TreeShape:
         """The shape less its nodes below `max_depth`, then less all but the first `max_nodes`; the root stays."""
         if self.depth <= max_depth and self.num_nodes <= max_nodes:

@@ -22,6 +22,8 @@ def test_a_chain_is_its_own_trunk():
     chain = TreeShape.chain(3)
     assert chain.parents == (-1, 0, 1, 2)
     assert chain.depths == chain.trunk == (0, 1, 2, 3)
+    assert chain.frontiers == ((0,), (1,), (2,))
+    assert TreeShape.chain(0).frontiers == ()
     assert TreeShape.widths((1, 1, 1)) == chain
 
 
@@ -34,6 +36,7 @@ def test_siblings_rank_by_id_and_levels_hold_every_node_of_a_depth():
     assert shape.ranks == (0, 0, 0, 1, 1, 2, 0)
     assert shape.num_children == (3, 2, 0, 1, 0, 0, 0)
     assert shape.levels == ((0,), (1, 3, 5), (2, 4, 6))
+    assert shape.frontiers == ((0,), (1, 3))
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
