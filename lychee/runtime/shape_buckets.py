@@ -35,7 +35,7 @@ class ShapeBuckets:
 
     def width(self, shape: TreeShape) -> int:
         """Rows of the padded frontier of a planned shape's levels after the root's; 1 where there is none."""
-        return self.widths[bisect_left(self.widths, max(map(len, shape.frontiers[1:]), default=1))]
+        return self.widths[bisect_left(self.widths, max(map(len, shape.frontiers), default=1))]
 
 
 @lru_cache

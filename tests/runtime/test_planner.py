@@ -1,5 +1,6 @@
 """Planned trees are the best of all trees, found by trying them all, and have only the sizes of their buckets."""
 
+import random
 import time
 from itertools import pairwise
 from math import inf, isclose, prod
@@ -75,18 +76,41 @@ ALL_SIZES = ShapeBuckets(tuple(range(1, 9)), tuple(range(8)), tuple(range(1, 8))
 BUCKETS = st.one_of(st.just(ALL_SIZES), st.builds(ShapeBuckets, sizes(1, 8), sizes(0, 7), sizes(1, 7)))
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
-@given(TABLES, COSTS, BUCKETS, st.integers(1, 3))
-def test_no_tree_emits_more_per_millisecond_than_the_planned_one(accept, costs, buckets, num_seqs):
+def planned_as_the_best_of_all(accept, costs, buckets, num_seqs=1):
     best = 0.0
     for tree in TREES:
-        tokens, cost = expected(tree, accept), milliseconds(tree, costs, buckets, num_seqs)
-        if tokens is not None and cost is not None:
+        cost = milliseconds(tree, costs, buckets, num_seqs)
+        tokens = None if cost is None else expected(tree, accept)
+        if tokens is not None:
             best = max(best, tokens / cost)
     planned = plan(accept, costs, buckets, num_seqs)
     assert isclose(planned.emitted, expected(planned.shape, accept), rel_tol=1e-12)
     assert isclose(planned.milliseconds, milliseconds(planned.shape, costs, buckets, num_seqs), rel_tol=1e-12)
     assert isclose(planned.emitted / planned.milliseconds, best, rel_tol=1e-12)
+    return planned.shape
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(TABLES, COSTS, BUCKETS, st.integers(1, 3))
+def test_no_tree_emits_more_per_millisecond_than_the_planned_one(accept, costs, buckets, num_seqs):
+    planned_as_the_best_of_all(accept, costs, buckets, num_seqs)
+
+
+def test_the_best_of_all_trees_is_planned_also_where_it_is_wide_and_deep():
+    """Good drafts that cost little: the best tree often draws from several nodes of a level."""
+    draws, wide, shapes = random.Random(0), 0, set()
+    for _ in range(200):
+        most = draws.random()
+        accept = tuple(tuple(sorted((most * draws.random() for _ in range(3)), reverse=True)) for _ in range(5))
+        verify = Curve(tuple((rows, 1 + 0.05 * rows * draws.random()) for rows in (1, 2, 3, 5, 8)))
+        draft = Curve(tuple((rows, 0.05 * (1 + rows) * draws.random()) for rows in (1, 2, 3, 5)))
+        buckets = draws.choice((ALL_SIZES, ShapeBuckets((1, 3, 5, 8), (0, 2, 3), (1, 2, 7))))
+        shape = planned_as_the_best_of_all(accept, CostTable(verify, draft, 0.5), buckets)
+        wide += max(map(len, shape.frontiers), default=0) > 1
+        shapes.add(shape)
+    assert wide > 50
+    assert len(shapes) > 50
+    assert {shape.depth for shape in shapes} >= {0, 1, 2, 3, 4}
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
