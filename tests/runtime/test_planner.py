@@ -87,6 +87,8 @@ def planned_as_the_best_of_all(accept, costs, buckets, num_seqs=1):
     assert isclose(planned.emitted, expected(planned.shape, accept), rel_tol=1e-12)
     assert isclose(planned.milliseconds, milliseconds(planned.shape, costs, buckets, num_seqs), rel_tol=1e-12)
     assert isclose(planned.emitted / planned.milliseconds, best, rel_tol=1e-12)
+    size = planned.shape.num_nodes, planned.shape.depth, buckets.width(planned.shape)
+    assert planned.milliseconds == costs.milliseconds(*size, num_seqs)
     return planned.shape
 
 
