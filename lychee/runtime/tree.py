@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Literal
+
+from .sampling_params import refuse
 
 
 @dataclass(frozen=True)
 class TreeShape:
     """A static tree: parents[i] < i, parents[0] = -1. Node 0 is the root, the last committed token.
 
-    One node is plain decoding; a chain of k drafts k tokens after the root.
+    One node is plain decoding; a chain of k drafts k tokens after the root. Siblings are drawn in the order of their
+    ids. Shapes made here and by the planner are trunk-first: the first-drawn path is 0, 1, 2, ..., so that accepting it
+    moves no KV, and the rest follows by what it is expected to bring, so that a cut loses the least.
     """
 
     parents: tuple[int, ...]
@@ -23,6 +30,25 @@ class TreeShape:
     @lru_cache
     def chain(length: int) -> TreeShape:
         return TreeShape(tuple(range(-1, length)))
+
+    @staticmethod
+    @lru_cache
+    def widths(widths: tuple[int, ...]) -> TreeShape:
+        """Every node of depth i has widths[i] children: SpecInfer's expansion configuration (arXiv:2305.09781).
+
+        (4, 2, 2) drafts 4 + 8 + 16 nodes. Past the trunk, nodes come by how many earlier siblings their path passes
+        over, then by depth: each sibling passed over costs more acceptance than a level does.
+        """
+        if any(width < 1 for width in widths):
+            raise ValueError(f"widths is {widths}, must be of at least 1 each")
+        paths: list[tuple[int, ...]] = [()]  # of each node the ranks on its path
+        level = paths
+        for width in widths:
+            level = [(*path, rank) for path in level for rank in range(width)]
+            paths = paths + level
+        paths.sort(key=lambda path: (sum(path), len(path), path))
+        at = {path: node for node, path in enumerate(paths)}
+        return TreeShape(tuple(at[path[:-1]] if path else -1 for path in paths))
 
     @property
     def num_nodes(self) -> int:
@@ -38,6 +64,36 @@ class TreeShape:
     @property
     def depth(self) -> int:
         return max(self.depths)
+
+    @cached_property
+    def num_children(self) -> tuple[int, ...]:
+        """Of each node."""
+        counts = [0] * self.num_nodes
+        for parent in self.parents[1:]:
+            counts[parent] += 1
+        return tuple(counts)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each node, how many siblings are drawn before it."""
+        ranks, drawn = [0], [0] * self.num_nodes
+        for parent in self.parents[1:]:
+            ranks.append(drawn[parent])
+            drawn[parent] += 1
+        return tuple(ranks)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes of each depth, ascending; the root's level is the first."""
+        levels: list[list[int]] = [[] for _ in range(self.depth + 1)]
+        for node, depth in enumerate(self.depths):
+            levels[depth].append(node)
+        return tuple(map(tuple, levels))
+
+    @cached_property
+    def frontiers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each level that drafts, the nodes that it draws from: those of its depth that have children."""
+        return tuple(tuple(node for node in level if self.num_children[node]) for level in self.levels[:-1])
 
     def cut(self, max_depth: int, max_nodes: int) -> TreeShape:
         """The shape less its nodes below `max_depth`, then less all but the first `max_nodes`; the root stays."""
@@ -63,3 +119,24 @@ class ProposedTree:
 
     shape: TreeShape
     tokens: tuple[int, ...]
+
+
+def parse_tree(text: str, node_budget: int, max_depth: int) -> TreeShape | Literal["auto", "chain"]:
+    """The option `tree`: a planned shape, a chain, or the numbers of `TreeShape.widths`, as in "4,2,2,1,1".
+
+    node_budget: most nodes drafted, the root not counted. max_depth: most levels of them.
+    Raises ParameterError.
+    """
+    if text == "auto":
+        return "auto"
+    if text == "chain":
+        return "chain"
+    if not isinstance(text, str) or not all(re.fullmatch(r" *0*[1-9][0-9]{0,8} *", part) for part in text.split(",")):
+        raise refuse("tree", text, "auto, chain, or numbers of children by depth, of at least 1, such as 4,2,2,1,1")
+    widths = tuple(int(part) for part in text.split(","))
+    if len(widths) > max_depth:
+        raise refuse("tree", text, f"at most {max_depth} numbers long")
+    drafted = sum(accumulate(widths, lambda nodes, width: nodes * width))
+    if drafted > node_budget:
+        raise refuse("tree", text, f"a tree of at most {node_budget} drafted nodes, and this one has {drafted}")
+    return TreeShape.widths(widths)

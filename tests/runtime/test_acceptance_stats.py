@@ -1,0 +1,185 @@
+"""Acceptance by depth and rank: it converges, what was not reached does not count, and little evidence moves little."""
+
+import random
+from itertools import pairwise
+from math import sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lychee.runtime.acceptance_stats import (
+    DECAY,
+    FIRST,
+    PRIOR_WEIGHT,
+    SHARED_DECAY,
+    AcceptanceStats,
+    chances,
+    falling,
+)
+from lychee.runtime.cost_table import CostTable, Curve
+from lychee.runtime.planner import plan
+from lychee.runtime.shape_buckets import shape_buckets
+from lychee.runtime.tree import TreeShape
+
+DEPTH, CHILDREN = 3, 3
+WIDE = TreeShape.widths((3, 3, 3))
+
+
+def true_rates(seed):
+    draws = random.Random(seed)
+    return [[draws.uniform(0.5, 0.9)] + [draws.uniform(0.1, 0.5) for _ in range(CHILDREN - 1)] for _ in range(DEPTH)]
+
+
+def round_of(shape, rates, draws):
+    """The accepted path, where a child is accepted at its rate once its earlier siblings are rejected."""
+    path = [0]
+    while True:
+        children = [node for node, parent in enumerate(shape.parents) if parent == path[-1]]
+        for rank, child in enumerate(children):
+            if draws.random() < rates[len(path) - 1][rank]:
+                path.append(child)
+                break
+        else:
+            return path
+
+
+def watched(stats, shapes, rates, rounds, seed):
+    draws = random.Random(seed)
+    for _ in range(rounds):
+        shape = draws.choice(shapes)
+        path = round_of(shape, rates, draws)
+        stats.observe(shape, path, len(path))
+    return stats
+
+
+def error(found, expected):
+    return max(abs(f - e) for got, want in zip(found, expected, strict=True) for f, e in zip(got, want, strict=True))
+
+
+def noise(decay):
+    """Standard deviation of an average of a rate of 1/2."""
+    return sqrt(0.25 * (1 - decay) / (1 + decay))
+
+
+class CountsUnreached(AcceptanceStats):
+    """The negative control: every drafted node that is not on the path was rejected."""
+
+    def observe(self, shape, path, emitted):
+        for node in range(1, shape.num_nodes):
+            self._add(shape.depths[node] - 1, shape.ranks[node], node in path)
+
+
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("shapes", [[WIDE], [WIDE] + [TreeShape.chain(3)] * 4], ids=["wide", "mostly chains"])
+def test_the_table_converges_to_the_true_one(seed, shapes):
+    """Within four standard deviations of the average; which ranks are drawn how often has no influence."""
+    rates = true_rates(seed)
+    stats = watched(AcceptanceStats(DEPTH, CHILDREN), shapes, rates, 30_000, seed)
+    assert error(stats.rates(), rates) < 4 * noise(SHARED_DECAY)
+    assert error(stats.table(), [falling(chances(row)) for row in rates]) < 4 * noise(SHARED_DECAY)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_counting_unreached_nodes_as_rejected_would_be_biased(seed):
+    rates = true_rates(seed)
+    stats = watched(CountsUnreached(DEPTH, CHILDREN), [WIDE], rates, 30_000, seed)
+    found = stats.rates()
+    assert error(found, rates) > 20 * noise(SHARED_DECAY)
+    for depth in range(1, DEPTH):
+        assert found[depth][0] < rates[depth][0] - 0.3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_request_follows_a_change_of_its_own_acceptance(seed):
+    stats = AcceptanceStats(DEPTH, CHILDREN).of_request()
+    watched(stats, [WIDE], [[0.9] * CHILDREN] * DEPTH, 200, seed)
+    watched(stats, [WIDE], [[0.2] * CHILDREN] * DEPTH, 200, seed)
+    assert abs(stats.rates()[0][0] - 0.2) < DECAY**200 + 4 * noise(DECAY)
+    assert stats.rates()[0][0] < stats.shared.rates()[0][0] - 0.2  # which remembers longer
+
+
+def test_what_was_not_reached_leaves_no_trace():
+    stats = AcceptanceStats(3, 3)
+    before = stats.rates()
+    stats.observe(TreeShape.widths((2, 2, 2)), (0,), 1)  # both children rejected
+    after = stats.rates()
+    weight = PRIOR_WEIGHT / (PRIOR_WEIGHT + 1)
+    assert after[0] == [FIRST * weight, FIRST / 2 * weight, FIRST / 3]
+    assert [after[1], after[2]] == [after[0], after[0]]  # nothing seen: as at the depth above
+    stats = AcceptanceStats(1, 3)
+    stats.observe(TreeShape.widths((3,)), (0, 1), 2)  # the first is accepted: of the others nothing is known
+    assert stats.rates()[0] == [(FIRST * PRIOR_WEIGHT + 1) / (PRIOR_WEIGHT + 1), *before[0][1:]]
+
+
+@pytest.mark.parametrize(("emitted", "seen"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+def test_tokens_past_the_end_of_the_text_do_not_count(emitted, seen):
+    stats = AcceptanceStats(3, 1)
+    stats.observe(TreeShape.chain(3), (0, 1, 2, 3), emitted)
+    other = AcceptanceStats(3, 1)
+    for depth in range(seen):
+        other._add(depth, 0, True)
+    assert stats.rates() == other.rates()
+
+
+def test_nodes_outside_the_table_are_left_out():
+    stats, small = AcceptanceStats(3, 3), AcceptanceStats(2, 2)
+    for one in (stats, small):
+        watched(one, [WIDE], true_rates(0), 50, 0)
+    assert [row[:1] for row in small._seen] == [row[:1] for row in stats._seen[:2]]
+    assert [row[:2] for row in stats._accepted[:2]] == small._accepted
+
+
+def test_a_new_request_starts_from_what_all_have_shown_and_leaves_what_it_shows():
+    shared = AcceptanceStats(DEPTH, CHILDREN)
+    watched(shared.of_request(), [WIDE], true_rates(1), 5000, 1)
+    new = shared.of_request()
+    assert new.table() == shared.table() != AcceptanceStats(DEPTH, CHILDREN).table()
+    before = new.rates()
+    new.observe(WIDE, (0,), 1)
+    assert new.rates()[0][0] == pytest.approx(shared.rates()[0][0] * PRIOR_WEIGHT / (PRIOR_WEIGHT + 1))
+    assert shared.rates()[0][0] < before[0][0]
+
+
+def test_without_evidence_the_chance_that_all_are_rejected_falls_as_a_power_of_their_number():
+    rejected = 1.0
+    ratios = []
+    for rate in AcceptanceStats(1, 64).rates()[0]:
+        rejected *= 1 - rate
+        ratios.append(rejected)
+    assert ratios[63] / ratios[31] == pytest.approx(2**-FIRST, rel=0.02)
+    assert ratios[31] / ratios[15] == pytest.approx(2**-FIRST, rel=0.02)
+
+
+OBSERVATIONS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=60)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(OBSERVATIONS)
+def test_every_table_is_one_that_the_planner_takes(observations):
+    stats = AcceptanceStats(3, 3).of_request()
+    for depth, rank, accepted in observations:
+        stats._add(depth, rank, accepted)
+    table = stats.table()
+    assert all(row[-1] > 0 and sum(row) <= 1 + 1e-12 for row in table)
+    costs = CostTable(Curve(((1, 1.0), (8, 1.1))), Curve(((1, 0.01),)))
+    assert plan(table, costs, shape_buckets(12, 3)).emitted >= 1
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_pooling_keeps_the_sum_and_what_already_falls(values):
+    pooled = falling(values)
+    assert all(a >= b for a, b in pairwise(pooled))
+    assert sum(pooled) == pytest.approx(sum(values))
+    assert falling(pooled) == pooled
+    ordered = sorted(values, reverse=True)
+    assert falling(ordered) == tuple(ordered)
+
+
+def test_pooling_gives_neighbours_their_mean():
+    assert falling([0.5, 0.1, 0.3, 0.05]) == pytest.approx((0.5, 0.2, 0.2, 0.05))
+    assert falling([0.1, 0.2, 0.6]) == pytest.approx((0.3, 0.3, 0.3))
