@@ -38,9 +38,7 @@ def accept_coupled_sample(
     return {"tree": tree, "target_tokens": integers(-1, 3), "max_path": max_path}
 
 
-def accept_rejection_sample(
-    dtype: torch.dtype, device: str, *, num_seqs: int, max_nodes: int, vocab: int
-) -> dict[str, Any]:
+def drawn_trees_sample(dtype: torch.dtype, device: str, *, num_seqs: int, max_nodes: int, vocab: int) -> dict[str, Any]:
     """Children drawn from the draft, with supports smaller than the children, and a target near the draft or equal."""
     counts, parents = random_trees(num_seqs, max_nodes)
     num_nodes = len(parents)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lychee.kernels import accept_coupled, accept_rejection
-from lychee.kernels.accept_samples import accept_rejection_sample
+from lychee.kernels.accept_samples import drawn_trees_sample
 from lychee.kernels.types import SeqKeys, Tree
 from tests.conftest import DEVICE
 from tests.kernels.faces import both_faces, launch, reference
@@ -125,7 +125,7 @@ def test_rejection_paths_stop_at_max_path(face):
 @both_faces
 def test_rejection_of_a_request_does_not_depend_on_its_batch(face):
     torch.manual_seed(1)
-    inputs = accept_rejection_sample(torch.float32, DEVICE, num_seqs=3, max_nodes=7, vocab=20)
+    inputs = drawn_trees_sample(torch.float32, DEVICE, num_seqs=3, max_nodes=7, vocab=20)
     whole = face(accept_rejection, **inputs)
     first, end = inputs["tree"].cu_nodes[1:3].tolist()
     alone = {
@@ -165,7 +165,7 @@ def test_second_children_far_below_fp32s_range_are_still_tested_fairly(sample_id
 
 def test_both_faces_take_the_same_decisions():
     torch.manual_seed(2)
-    inputs = accept_rejection_sample(torch.float32, DEVICE, num_seqs=40, max_nodes=9, vocab=5)
+    inputs = drawn_trees_sample(torch.float32, DEVICE, num_seqs=40, max_nodes=9, vocab=5)
     paths, lens, tokens = launch(accept_rejection, **inputs)
     assert lens.unique().numel() > 3
     for got, expected in zip((paths, lens, tokens), reference(accept_rejection, **inputs), strict=True):
