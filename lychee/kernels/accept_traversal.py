@@ -118,12 +118,12 @@ def _traversal_kernel(
     node = 0
     length = 1
     reached = 1.0
-    refused = 0  # the node's last refused child, if any
+    refused = 0  # the node's last refused child
     walking = True
     while walking:
         child = num_nodes
         if length < max_path:
-            child = _next_child(tokens_ptr, parents_ptr, node, tl.maximum(node, refused), num_nodes, BLOCK_P)
+            child = _next_child(tokens_ptr, parents_ptr, node, refused, num_nodes, BLOCK_P)
         if child < num_nodes:
             reached = chance_of(tree, node, child, refused > 0, reached, BLOCK_V)
             path = tl.where(offs_p == length, child, path)
