@@ -46,7 +46,7 @@ def ordered_draws(probs: Tensor, count: int) -> Iterator[tuple[Context, float]]:
         yield (*tokens, *(-1,) * (count - drawn)), chance
 
 
-def replaced_draws(probs: Tensor, count: int) -> Iterator[tuple[Context, float]]:
+def draws_with_replacement(probs: Tensor, count: int) -> Iterator[tuple[Context, float]]:
     """Draws with replacement."""
     for tokens in product([token for token in range(VOCAB) if probs[token] > 0], repeat=count):
         yield tokens, prod(float(probs[token]) for token in tokens)

@@ -8,7 +8,7 @@ from lychee.kernels.accept_rejection import walk as rejection_walk
 from lychee.kernels.accept_traversal import walk as traversal_walk
 from lychee.kernels.philox import DRAFT
 from lychee.kernels.types import NoiseKeys, SeqKeys, Tree
-from tests.kernels.enumeration import VOCAB, Laws, drafted, emission, extended, replaced_draws
+from tests.kernels.enumeration import VOCAB, Laws, drafted, draws_with_replacement, emission, extended
 from tests.kernels.laws import chi_square
 
 EXACT = 1e-12
@@ -99,7 +99,7 @@ def test_control_drafting_greedily_while_dividing_by_the_draft_probabilities(sha
 @by_both
 @pytest.mark.parametrize("shape", ["2 children", "2, then 1 each"])
 def test_control_drawing_siblings_with_replacement_while_dividing_as_without(shape, rule):
-    assert broken(rule, shape, drafter=replaced_draws)
+    assert broken(rule, shape, drafter=draws_with_replacement)
 
 
 @by_both
@@ -144,9 +144,11 @@ def test_control_dropping_a_drawn_child_because_of_its_token(shape, rule):
     assert broken(rule, shape, edit=dropped)
 
 
-@by_both
-def test_control_siblings_that_share_their_accept_noise(rule):
-    """As if it were keyed by position alone: the second child meets a uniform known to lie above the first's chance."""
+@pytest.mark.parametrize(
+    ("rule", "shape"), [("rejection", "2 children"), ("traversal", "2 children"), ("traversal", "chain of 2")]
+)
+def test_control_nodes_that_share_their_accept_noise(rule, shape):
+    """As if it were keyed by position alone: the second node meets a uniform known to lie above the first's chance."""
 
     def one_uniform():
         floor = [0.0]
@@ -160,7 +162,7 @@ def test_control_siblings_that_share_their_accept_noise(rule):
 
         return chance_of
 
-    assert broken(rule, "2 children", chance_of=one_uniform)
+    assert broken(rule, shape, chance_of=one_uniform)
 
 
 def rounds(rule: str, num_seqs: int, parents: list[int], advance: int) -> torch.Tensor:
