@@ -2,6 +2,7 @@
 
 from .accept_coupled import accept_coupled
 from .accept_rejection import accept_rejection
+from .accept_traversal import accept_traversal
 from .attention import attention
 from .attention_prefill import attention_prefill
 from .contract import ContractError
@@ -30,6 +31,7 @@ __all__ = [
     "Op",
     "accept_coupled",
     "accept_rejection",
+    "accept_traversal",
     "add_rms_norm",
     "attention",
     "attention_prefill",

@@ -9,37 +9,16 @@ token is drawn from what t has become: the recovered token after a rejection, th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-
-import torch
+import triton.language as tl
 from torch import Tensor
 
-from .accept_coupled import padded_paths
-from .accept_rejection_kernel import accepted_path_kernel, recover_kernel
-from .accept_samples import accept_rejection_sample
+from .accept_launch import accept_cost, accept_scratch, launch_accept
+from .accept_residual import Decision, Residual, accepted
+from .accept_residual_kernels import accepts, chance_of, refuse, tree_at
+from .accept_samples import drawn_trees_sample
+from .kernel import kernel
 from .op import op
-from .philox import ACCEPT, RECOVER, lane, philox_words, uniforms
-from .sample import draw_reference
-from .sizes import next_power_of_2
-from .types import Cost, NextTokens, NodeLogProbs, NoiseKeys, PathLens, Paths, SeqKeys, Tree
-
-Decision = Callable[[int, float, float], bool]  # of (child, target_prob, draft_prob); see accept_by_philox
-
-
-def accept_by_philox(seed: int, root_position: int, sample_idx: int) -> Decision:
-    """A child is accepted with probability min(1, target_prob / draft_prob), never where target_prob is 0."""
-
-    def accept(child: int, target_prob: float, draft_prob: float) -> bool:
-        bits = philox_words(seed, 0, root_position, child, lane(ACCEPT, 0, sample_idx))[0]
-        return float(uniforms(torch.tensor(bits))) * draft_prob < target_prob
-
-    return accept
-
-
-def probabilities(log_probs: Tensor) -> Tensor:
-    """Normalised by summing what is left; in log space, so that a remainder below fp32's range still counts."""
-    return torch.nan_to_num(log_probs.softmax(-1), nan=0.0)  # nan: nothing is left
+from .types import NextTokens, NodeLogProbs, PathLens, Paths, SeqKeys, Tree
 
 
 def walk(
@@ -56,24 +35,16 @@ def walk(
     Parents precede their children, so one scan descends. Every decision is asked of `accept`, so that a test can
     follow them all.
     """
-    path, target, draft_left = [0], probabilities(target_log_probs[0]), draft_log_probs[0]
-    for child in range(1, len(tokens)):
-        token = tokens[child]
+    path, left = [0], Residual(target_log_probs[0], draft_log_probs[0])
+    for child, token in enumerate(tokens):
         if parents[child] != path[-1] or token < 0 or len(path) == max_path:
             continue
-        draft = probabilities(draft_left)
-        taken = accept(child, float(target[token]), float(draft[token]))
-        if not taken:
-            residual = (target - draft).clamp(min=0)
-            total = residual.sum()
-            taken = float(total) == 0  # target and draft agree; only rounding could have rejected
-        if taken:
+        if accept(child, left.chance(token)):
             path.append(child)
-            target, draft_left = probabilities(target_log_probs[child]), draft_log_probs[child]
+            left = Residual(target_log_probs[child], draft_log_probs[child])
         else:
-            target = residual / total
-            draft_left = draft_left.index_fill(0, torch.tensor(token, device=draft_left.device), float("-inf"))
-    return path, target if lossless else probabilities(target_log_probs[path[-1]])
+            left.refuse(token)
+    return path, left.weights(target_log_probs[path[-1]], lossless)
 
 
 def accept_rejection_reference(
@@ -84,48 +55,70 @@ def accept_rejection_reference(
     max_path: int,
     lossless: bool,
 ) -> tuple[Paths, PathLens, NextTokens]:
-    bounds, tokens, parents = tree.cu_nodes.tolist(), tree.tokens.tolist(), tree.parents.tolist()
-    seq_keys = zip(keys.seeds.tolist(), keys.root_positions.tolist(), keys.sample_idx.tolist(), strict=True)
-    paths, weights = [], []
-    for (first, end), key in zip(pairwise(bounds), seq_keys, strict=True):
-        rows = slice(first, end)
-        proposed = tokens[rows], parents[rows], target_log_probs[rows], draft_log_probs[rows]
-        path, left = walk(*proposed, accept_by_philox(*key), max_path, lossless)
-        paths.append(path)
-        weights.append(left)
-    last = torch.tensor([path[-1] for path in paths], dtype=torch.int32, device=tree.tokens.device)
-    noise = NoiseKeys(keys.seeds, keys.root_positions, last, keys.sample_idx, torch.zeros_like(last, dtype=torch.bool))
-    next_tokens = draw_reference(torch.stack(weights).log(), noise, 1, RECOVER, False)[:, 0]
-    return *padded_paths(paths, max_path, tree.tokens.device), next_tokens
+    return accepted(walk, tree, target_log_probs, draft_log_probs, keys, max_path, lossless)
 
 
-def accept_rejection_cost(
-    tree: Tree, target_log_probs: Tensor, draft_log_probs: Tensor, keys: SeqKeys, max_path: int, lossless: bool
-) -> Cost:
-    """Of a path that meets every node, the most it can be."""
-    return Cost(flops=8 * target_log_probs.numel(), bytes=8 * target_log_probs.numel())
-
-
-def accept_rejection_scratch(
-    tree: Tree, target_log_probs: Tensor, draft_log_probs: Tensor, keys: SeqKeys, max_path: int, lossless: bool
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    shape = len(keys.seeds), target_log_probs.shape[1]
-    return {"weights": (shape, torch.float32), "left": (shape, torch.float32)}
+@kernel
+def _rejection_kernel(
+    paths_ptr,  # [num_seqs, max_path]
+    path_lens_ptr,  # [num_seqs]
+    tested_ptr,  # [num_nodes, 3]
+    cu_nodes_ptr,  # [num_seqs + 1]
+    tokens_ptr,  # [num_nodes]
+    parents_ptr,  # [num_nodes]
+    target_ptr,  # [num_nodes, vocab]
+    draft_ptr,  # [num_nodes, vocab]
+    seeds_ptr,  # [num_seqs]
+    root_positions_ptr,  # [num_seqs]
+    sample_idx_ptr,  # [num_seqs]
+    vocab,
+    max_path,
+    accept_stream,
+    BLOCK_P: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    seq = tl.program_id(0).to(tl.int64)
+    first = tl.load(cu_nodes_ptr + seq).to(tl.int64)
+    num_nodes = (tl.load(cu_nodes_ptr + seq + 1) - first).to(tl.int32)
+    tree = tree_at(first, target_ptr, draft_ptr, tested_ptr, tokens_ptr, parents_ptr, vocab)
+    tokens_ptr += first
+    parents_ptr += first
+    seed = tl.load(seeds_ptr + seq)
+    position = tl.load(root_positions_ptr + seq)
+    lane = tl.load(sample_idx_ptr + seq) << 15 | accept_stream
+    offs_p = tl.arange(0, BLOCK_P)
+    path = tl.where(offs_p == 0, 0, -1)
+    node = 0
+    length = 1
+    has_refused = False
+    for child in range(1, num_nodes):
+        if (tl.load(parents_ptr + child) == node) & (tl.load(tokens_ptr + child) >= 0) & (length < max_path):
+            chance = chance_of(tree, node, child, has_refused, 1.0, BLOCK_V)
+            has_refused = not accepts(chance, seed, position, child, lane)
+            if has_refused:
+                refuse(tree, node, child, BLOCK_V)
+            else:
+                path = tl.where(offs_p == length, child, path)
+                node = child
+                length += 1
+    tl.store(paths_ptr + seq * max_path + offs_p, path, mask=offs_p < max_path)
+    tl.store(path_lens_ptr + seq, length)
 
 
 @op(
     reference=accept_rejection_reference,
-    sample=accept_rejection_sample,
-    cost=accept_rejection_cost,
+    sample=drawn_trees_sample,
+    cost=accept_cost,
     typical={"num_seqs": 4, "max_nodes": 16, "vocab": 32000},
-    scratch=accept_rejection_scratch,
+    scratch=accept_scratch,
 )
 def accept_rejection(
     paths: Tensor,
     path_lens: Tensor,
     next_tokens: Tensor,
-    weights: Tensor,
-    left: Tensor,
+    tested: Tensor,
+    best_scores: Tensor,
+    best_ids: Tensor,
     tree: Tree,
     target_log_probs: Tensor,
     draft_log_probs: Tensor,
@@ -136,48 +129,15 @@ def accept_rejection(
     """Accepted paths and next tokens; see above for the rule.
 
     `target_log_probs` and `draft_log_probs` are rows of process_logits for each node, sampled ones (not greedy). A
-    draft row is what the node's children were drawn from; a leaf's is not used. Accept iff u * draft < target, so that
-    a token of probability 0 never is; an empty residual accepts. A path of max_path nodes goes no deeper. Not lossless:
-    after a rejection the next token is drawn from the node's unmodified target, which biases the output. The next
-    token is -1 only where the target bans everything.
+    draft row is what the node's children were drawn from; a leaf's is not used. A token of probability 0 is never
+    accepted. A path of max_path nodes goes no deeper. Not lossless: after a rejection the next token is drawn from the
+    node's unmodified target, which biases the output. The next token is -1 only where the target bans everything.
 
-    One program per request, in fp32; scratch keeps its node's target weights and what is left of the draft.
+    In fp32. One program per request walks its tree and reads whole rows only after a rejection; the next token is drawn
+    by one program per block of the vocabulary.
     """
-    grid, vocab = (len(keys.seeds),), target_log_probs.shape[1]
-    accepted_path_kernel[grid](
-        paths,
-        path_lens,
-        weights,
-        left,
-        tree.cu_nodes,
-        tree.tokens,
-        tree.parents,
-        target_log_probs,
-        draft_log_probs,
-        keys.seeds,
-        keys.root_positions,
-        keys.sample_idx,
-        vocab,
-        max_path,
-        ACCEPT,
-        BLOCK_P=max(32, next_power_of_2(max_path)),
-        BLOCK_V=2048,
-        num_warps=16,
-    )
-    recover_kernel[grid](
-        next_tokens,
-        paths,
-        path_lens,
-        weights,
-        tree.cu_nodes,
-        target_log_probs,
-        keys.seeds,
-        keys.root_positions,
-        keys.sample_idx,
-        vocab,
-        max_path,
-        RECOVER,
-        LOSSLESS=lossless,
-        BLOCK_V=2048,
-        num_warps=16,
+    launch_accept(
+        _rejection_kernel,
+        *(paths, path_lens, next_tokens, tested, best_scores, best_ids),
+        *(tree, target_log_probs, draft_log_probs, keys, max_path, lossless),
     )

@@ -38,10 +38,11 @@ def accept_coupled_sample(
     return {"tree": tree, "target_tokens": integers(-1, 3), "max_path": max_path}
 
 
-def accept_rejection_sample(
-    dtype: torch.dtype, device: str, *, num_seqs: int, max_nodes: int, vocab: int
-) -> dict[str, Any]:
-    """Children drawn from the draft, with supports smaller than the children, and a target near the draft or equal."""
+def drawn_trees_sample(dtype: torch.dtype, device: str, *, num_seqs: int, max_nodes: int, vocab: int) -> dict[str, Any]:
+    """Children drawn from the draft, with supports smaller than the children, and a target near the draft or equal.
+
+    Paths may be cut by max_path.
+    """
     counts, parents = random_trees(num_seqs, max_nodes)
     num_nodes = len(parents)
     draft = torch.randn(num_nodes, vocab)
@@ -74,6 +75,6 @@ def accept_rejection_sample(
         "target_log_probs": target.to(device),
         "draft_log_probs": draft.to(device),
         "keys": SeqKeys(*(t.to(device) for t in (seeds, positions, samples))),
-        "max_path": max_nodes,
+        "max_path": max_nodes if torch.rand(()) < 0.7 else int(torch.randint(1, max_nodes + 1, ())),
         "lossless": bool(torch.rand(()) < 0.7),
     }

@@ -118,7 +118,7 @@ def _draw_blocks_kernel(
 
 
 @kernel
-def _draw_merge_kernel(
+def draw_merge_kernel(
     draws_ptr,  # [num_rows, num_samples]
     best_scores_ptr,  # [num_rows, num_samples, num_blocks]
     best_ids_ptr,  # [num_rows, num_samples, num_blocks]
@@ -191,7 +191,7 @@ def draw(
         REPLACEMENT=bool(replacement),
         BLOCK_V=BLOCK_V,
     )
-    _draw_merge_kernel[(num_rows,)](
+    draw_merge_kernel[(num_rows,)](
         draws,
         best_scores,
         best_ids,

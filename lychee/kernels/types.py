@@ -231,4 +231,4 @@ class Tree:
 
 
 NodeTokens = Annotated[Tensor, Spec("num_nodes", I32, "the target's own draw after each node")]
-NodeLogProbs = Annotated[Tensor, Spec("num_nodes vocab", F32_OR_F64)]
+NodeLogProbs = Annotated[Tensor, Spec("num_nodes vocab", F32_OR_F64, "processed log-probability, normalised")]

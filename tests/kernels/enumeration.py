@@ -1,22 +1,24 @@
 """Exact enumeration of drafting and acceptance over a small vocabulary, in float64.
 
-Every ordered draw of children is taken with its probability; the shipped `walk` is then run once for each sequence of
+Every ordered draw of children is taken with its probability; a shipped `walk` is then run once for each sequence of
 its accept decisions. What is emitted is continued by sampling from the target until all sequences are equally long.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import permutations, product
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lychee.kernels.accept_rejection import Decision, walk
+from lychee.kernels.accept_residual import Decision, Walk
 
 VOCAB = 5
 Context = tuple[int, ...]
 Law = Callable[[Context], Tensor]
 Drafter = Callable[[Tensor, int], Iterator[tuple[Context, float]]]
+Chance = Callable[[int, float, list[bool]], float]  # of (node, the chance that was asked for, decisions made before)
 
 
 class Laws:
@@ -44,6 +46,12 @@ def ordered_draws(probs: Tensor, count: int) -> Iterator[tuple[Context, float]]:
         yield (*tokens, *(-1,) * (count - drawn)), chance
 
 
+def draws_with_replacement(probs: Tensor, count: int) -> Iterator[tuple[Context, float]]:
+    """Draws with replacement."""
+    for tokens in product([token for token in range(VOCAB) if probs[token] > 0], repeat=count):
+        yield tokens, prod(float(probs[token]) for token in tokens)
+
+
 def drafted(
     parents: list[int], draft: Law, drafter: Drafter = ordered_draws
 ) -> Iterator[tuple[list[int], dict[int, Context], float]]:
@@ -66,14 +74,14 @@ def drafted(
     yield from grow(0, [0] * len(parents), {0: ()}, 1.0)
 
 
-def decisions(run: Callable[[Decision], tuple[list[int], Tensor]], chance_of: Decision) -> Iterator:
+def decisions(run: Callable[[Decision], tuple[list[int], Tensor]], chance_of: Chance) -> Iterator:
     """Runs once for each sequence of accept decisions; yields (path, weights, probability)."""
     pending: list[list[bool]] = [[]]
     while pending:
         planned, made, chance = pending.pop(), [], [1.0]
 
-        def accept(child, target_prob, draft_prob, planned=planned, made=made, chance=chance):
-            p = chance_of(child, target_prob, draft_prob, made)
+        def accept(node, asked, planned=planned, made=made, chance=chance):
+            p = chance_of(node, asked, made)
             if len(made) < len(planned):
                 take = planned[len(made)]
             else:
@@ -88,11 +96,17 @@ def decisions(run: Callable[[Decision], tuple[list[int], Tensor]], chance_of: De
         yield path, weights, chance[0]
 
 
-def independent(child: int, target_prob: float, draft_prob: float, made: list[bool]) -> float:
-    return float(target_prob > 0) if target_prob >= draft_prob else target_prob / draft_prob
+def independent(node: int, asked: float, made: list[bool]) -> float:
+    return asked
 
 
-def emission_error(
+class Emission(NamedTuple):
+    error: float  # the largest, of the probability of any emitted sequence
+    accepted: float  # mean length of the accepted path, less the root
+
+
+def emission(
+    walk: Walk,
     parents: list[int],
     target: Law,
     draft: Law,
@@ -102,13 +116,11 @@ def emission_error(
     drafter: Drafter = ordered_draws,
     divisor: Law | None = None,
     edit: Callable[[list[int], dict[int, Context]], tuple[list[int], dict[int, Context]]] = lambda *tree: tree,
-    chance_of: Callable[[], Callable] = lambda: independent,
-) -> float:
-    """Largest error of the probability of any emitted sequence.
-
-    `draft` is drawn from, `divisor` divided by; the two are one unless a test breaks it.
-    """
+    chance_of: Callable[[], Chance] = lambda: independent,
+) -> Emission:
+    """`draft` is drawn from, `divisor` divided by; the two are one unless a test breaks it."""
     ended: dict[Context, Tensor] = {}
+    accepted = 0.0
     for tokens, contexts, drafted_chance in drafted(parents, draft, drafter):
         tokens, contexts = edit(tokens, contexts)
         nowhere = torch.full((VOCAB,), float("nan"), dtype=torch.float64)
@@ -122,12 +134,13 @@ def emission_error(
         for path, weights, chance in decisions(run, chance_of()):
             law = weights / weights.sum() * chance * drafted_chance
             ended[contexts[path[-1]]] = ended.get(contexts[path[-1]], 0.0) + law
+            accepted += (len(path) - 1) * chance * drafted_chance
     length = max(map(len, ended)) + 1
     emitted = torch.zeros([VOCAB] * length, dtype=torch.float64)
     for context, law in ended.items():
         emitted[context] += extended(target, context, law, length)
     assert abs(float(emitted.sum()) - 1) < 1e-12
-    return float((emitted - extended(target, (), target(()), length)).abs().max())
+    return Emission(float((emitted - extended(target, (), target(()), length)).abs().max()), accepted)
 
 
 def extended(target: Law, context: Context, law: Tensor, length: int) -> Tensor:

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from lychee.kernels import accept_coupled, accept_rejection, draw
+from lychee.kernels import accept_coupled, accept_rejection, accept_traversal, draw
+from lychee.kernels.accept_rejection import walk as rejection_walk
+from lychee.kernels.accept_traversal import walk as traversal_walk
 from lychee.kernels.philox import DRAFT
 from lychee.kernels.types import NoiseKeys, SeqKeys, Tree
-from tests.kernels.enumeration import VOCAB, Laws, drafted, emission_error, extended, independent
+from tests.kernels.enumeration import VOCAB, Laws, drafted, draws_with_replacement, emission, extended
 from tests.kernels.laws import chi_square
 
 EXACT = 1e-12
@@ -19,6 +21,8 @@ TREES = {
     "2, then 3 and 0": [-1, 0, 1, 0, 1, 1],
     "3, then 1 each": [-1, 0, 1, 0, 0, 3, 4],
     "2, then 2 each": [-1, 0, 1, 0, 1, 3, 3],
+    "3 deep, 2 at the root": [-1, 0, 1, 2, 0],
+    "3 deep, 2 at the root and below": [-1, 0, 1, 2, 0, 1],
 }
 
 
@@ -38,53 +42,85 @@ PAIRS = {
     "disjoint": (Laws(7, only(0, 2)), Laws(8, only(1, 3, 4))),
 }
 TARGET, DRAFT_LAW = PAIRS["random"]
-PAIR_TREE = TREES["2, then 1 each"]
+
+
+OPS = {"rejection": accept_rejection, "traversal": accept_traversal}
+WALKS = {"rejection": rejection_walk, "traversal": traversal_walk}
+SHAPES = CHAINS | TREES
+by_both = pytest.mark.parametrize("rule", WALKS)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("shape", [*CHAINS, *(name for name, parents in TREES.items() if len(parents) < 7)])
-def test_rejection_emits_the_targets_distribution(shape, pair):
-    assert emission_error((CHAINS | TREES)[shape], *PAIRS[pair]) < EXACT
+@pytest.mark.parametrize("shape", [name for name, parents in SHAPES.items() if len(parents) < 7])
+def test_what_is_emitted_is_distributed_as_the_target(shape, pair):
+    """By both rules; and traversal accepts no less."""
+    rejection, traversal = (emission(walk, SHAPES[shape], *PAIRS[pair]) for walk in WALKS.values())
+    assert max(rejection.error, traversal.error) < EXACT
+    assert traversal.accepted > rejection.accepted - EXACT
 
 
+@by_both
 @pytest.mark.parametrize("shape", [name for name, parents in TREES.items() if len(parents) == 7])
-def test_rejection_emits_the_targets_distribution_on_wide_trees(shape):
-    assert emission_error(TREES[shape], TARGET, DRAFT_LAW) < EXACT
+def test_what_is_emitted_from_wide_trees_is_distributed_as_the_target(shape, rule):
+    assert emission(WALKS[rule], TREES[shape], TARGET, DRAFT_LAW).error < EXACT
 
 
-def test_a_path_cut_by_max_path_is_lossless():
-    assert emission_error(CHAINS["chain of 3"], TARGET, DRAFT_LAW, max_path=2) < EXACT
+def test_traversal_accepts_more_on_a_chain():
+    rejection, traversal = (emission(walk, CHAINS["chain of 3"], TARGET, DRAFT_LAW) for walk in WALKS.values())
+    assert traversal.accepted > 1.1 * rejection.accepted
 
 
-# What breaks it. Each control differs from the passing case above by one thing.
+@by_both
+@pytest.mark.parametrize("shape", ["chain of 3", "3 deep, 2 at the root and below"])
+def test_a_path_cut_by_max_path_is_lossless(shape, rule):
+    cut = emission(WALKS[rule], SHAPES[shape], TARGET, DRAFT_LAW, max_path=2)
+    assert cut.error < EXACT
+    assert cut.accepted < 1
+
+
+# What breaks it. Each control differs from a passing case above by one thing.
 BROKEN = 1e-3
+
+
+def broken(rule, shape, **how) -> bool:
+    return emission(WALKS[rule], SHAPES[shape], TARGET, DRAFT_LAW, **how).error > BROKEN
 
 
 def likeliest(probs, count):
     yield tuple(probs.argsort(descending=True)[:count].tolist()), 1.0
 
 
+@by_both
 @pytest.mark.parametrize("shape", ["chain of 1", "2, then 1 each"])
-def test_control_drafting_greedily_while_dividing_by_the_draft_probabilities(shape):
-    assert emission_error((CHAINS | TREES)[shape], TARGET, DRAFT_LAW, drafter=likeliest) > BROKEN
+def test_control_drafting_greedily_while_dividing_by_the_draft_probabilities(shape, rule):
+    assert broken(rule, shape, drafter=likeliest)
 
 
+@by_both
+@pytest.mark.parametrize("shape", ["2 children", "2, then 1 each"])
+def test_control_drawing_siblings_with_replacement_while_dividing_as_without(shape, rule):
+    assert broken(rule, shape, drafter=draws_with_replacement)
+
+
+@by_both
 @pytest.mark.parametrize("shape", ["chain of 1", "2, then 1 each"])
-def test_control_recovering_from_the_unmodified_target(shape):
-    assert emission_error((CHAINS | TREES)[shape], TARGET, DRAFT_LAW, lossless=False) > BROKEN
+def test_control_recovering_from_the_unmodified_target(shape, rule):
+    assert broken(rule, shape, lossless=False)
 
 
-def test_control_dividing_by_another_nodes_draft_distribution():
-    shifted = lambda context: DRAFT_LAW((*context[1:], 0) if context else (0,))  # noqa: E731
-    assert emission_error(PAIR_TREE, TARGET, DRAFT_LAW, divisor=shifted) > BROKEN
+@by_both
+def test_control_dividing_by_another_nodes_draft_distribution(rule):
+    assert broken(rule, "2, then 1 each", divisor=lambda context: DRAFT_LAW((*context[1:], 0) if context else (0,)))
 
 
-def test_control_dividing_by_unprocessed_draft_probabilities():
+@by_both
+def test_control_dividing_by_unprocessed_draft_probabilities(rule):
     unprocessed = lambda context: DRAFT_LAW(context).sqrt() / DRAFT_LAW(context).sqrt().sum()  # noqa: E731
-    assert emission_error(PAIR_TREE, TARGET, DRAFT_LAW, divisor=unprocessed) > BROKEN
+    assert broken(rule, "2, then 1 each", divisor=unprocessed)
 
 
-def test_control_ordering_drawn_children_by_probability():
+@by_both
+def test_control_ordering_drawn_children_by_probability(rule):
     def reranked(tokens, contexts):
         """Siblings 1 and 2 change places if the later one is likelier."""
         if DRAFT_LAW(())[tokens[2]] > DRAFT_LAW(())[tokens[1]]:
@@ -92,12 +128,12 @@ def test_control_ordering_drawn_children_by_probability():
             contexts = {0: (), 1: (tokens[1],), 2: (tokens[2],)}
         return tokens, contexts
 
-    assert emission_error(TREES["2 children"], TARGET, DRAFT_LAW) < EXACT
-    assert emission_error(TREES["2 children"], TARGET, DRAFT_LAW, edit=reranked) > BROKEN
+    assert broken(rule, "2 children", edit=reranked)
 
 
+@by_both
 @pytest.mark.parametrize("shape", ["chain of 2", "2 children"])
-def test_control_dropping_a_drawn_child_because_of_its_token(shape):
+def test_control_dropping_a_drawn_child_because_of_its_token(shape, rule):
     def dropped(tokens, contexts):
         """A last node of low draft probability is cut, as a confidence threshold on drafted tokens would."""
         last = len(tokens) - 1
@@ -105,29 +141,31 @@ def test_control_dropping_a_drawn_child_because_of_its_token(shape):
             tokens = [*tokens[:last], -1]
         return tokens, contexts
 
-    assert emission_error((CHAINS | TREES)[shape], TARGET, DRAFT_LAW, edit=dropped) > BROKEN
+    assert broken(rule, shape, edit=dropped)
 
 
-def test_control_siblings_that_share_their_accept_noise():
-    """As if it were keyed by position alone: the second child meets a uniform known to lie above the first's chance."""
+@pytest.mark.parametrize(
+    ("rule", "shape"), [("rejection", "2 children"), ("traversal", "2 children"), ("traversal", "chain of 2")]
+)
+def test_control_nodes_that_share_their_accept_noise(rule, shape):
+    """As if it were keyed by position alone: the second node meets a uniform known to lie above the first's chance."""
 
     def one_uniform():
         floor = [0.0]
 
-        def chance_of(child, target_prob, draft_prob, made):
+        def chance_of(node, asked, made):
             if not made:
                 floor[0] = 0.0
-            p = independent(child, target_prob, draft_prob, made)
-            given = max(0.0, p - floor[0]) / (1 - floor[0])
-            floor[0] = max(floor[0], p)
+            given = max(0.0, asked - floor[0]) / (1 - floor[0])
+            floor[0] = max(floor[0], asked)
             return given
 
         return chance_of
 
-    assert emission_error(TREES["2 children"], TARGET, DRAFT_LAW, chance_of=one_uniform) > BROKEN
+    assert broken(rule, shape, chance_of=one_uniform)
 
 
-def rounds(num_seqs: int, parents: list[int], advance: int) -> torch.Tensor:
+def rounds(rule: str, num_seqs: int, parents: list[int], advance: int) -> torch.Tensor:
     """The first two tokens of many sequences, through the shipped draws; the root's position grows by `advance`."""
     # One distribution for every context, so that a sequence's second round is the first again.
     target_law, draft_law = TARGET(()).float(), DRAFT_LAW(()).float()
@@ -148,7 +186,7 @@ def rounds(num_seqs: int, parents: list[int], advance: int) -> torch.Tensor:
             torch.tensor(parents, dtype=torch.int32).repeat(num_seqs),
         )
         rows = [law.log().expand(nodes, -1).contiguous() for law in (target_law, draft_law)]
-        paths, lens, following = accept_rejection(tree, *rows, SeqKeys(seeds, position, zeros), 2, True)
+        paths, lens, following = OPS[rule](tree, *rows, SeqKeys(seeds, position, zeros), 2, True)
         accepted = tokens.gather(1, paths[:, 1:].clamp(min=0).long())[:, 0]
         first = torch.where(lens == 2, accepted, following).long()
         emitted.scatter_(1, filled.clamp(max=1)[:, None], torch.where(filled < 2, first, emitted[:, 1])[:, None])
@@ -162,21 +200,23 @@ def rounds(num_seqs: int, parents: list[int], advance: int) -> torch.Tensor:
 LAW_OF_TWO = TARGET(())[:, None] * TARGET(())[None]
 
 
+@by_both
 @pytest.mark.parametrize("parents", [[-1, 0], [-1, 0, 0]], ids=["chain", "siblings"])
-def test_rounds_with_the_shipped_noise_emit_the_targets_distribution(parents):
-    first, second = rounds(8000, parents, advance=1).T
+def test_rounds_with_the_shipped_noise_emit_the_targets_distribution(parents, rule):
+    first, second = rounds(rule, 8000, parents, advance=1).T
     assert chi_square(first * VOCAB + second, LAW_OF_TWO) > 1e-3
 
 
-def test_control_noise_of_a_rejected_round_used_again():
+@by_both
+def test_control_noise_of_a_rejected_round_used_again(rule):
     """As if it were keyed by node alone: the next round meets noise of which a rejection has already told something."""
-    first, second = rounds(8000, [-1, 0], advance=0).T
+    first, second = rounds(rule, 8000, [-1, 0], advance=0).T
     assert chi_square(first * VOCAB + second, LAW_OF_TWO) < 1e-9
 
 
 def coupled_error(wrong_node: int = 0) -> float:
     """Greedily drafted trees, every combination of the target's own draws at their nodes."""
-    parents = PAIR_TREE
+    parents = TREES["2, then 1 each"]
     error = []
     for tokens, contexts, _ in drafted(parents, DRAFT_LAW, likeliest):
         num_nodes = len(parents)

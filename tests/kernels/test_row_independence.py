@@ -76,6 +76,7 @@ BY_ROW = {
 BY_SEQUENCE = {
     "accept_coupled": shapes(max_nodes=(7, 33), max_path=(3, 9)),
     "accept_rejection": shapes(max_nodes=(7, 4), vocab=(65, 2049)),
+    "accept_traversal": shapes(max_nodes=(7, 4), vocab=(65, 2049)),
     "attention": [{**heads, "max_nodes": 5} for heads in HEADS],
     "attention_prefill": [{**heads, "max_rows": 9} for heads in HEADS],
 }
