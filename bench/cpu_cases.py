@@ -27,9 +27,10 @@ from lychee.kernels.quantized import sample_int4, sample_int8
 from lychee.kernels.stand_in import bound_class
 from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors
 from lychee.models.batch import Batch
-from lychee.models.compiled import bucket, fill
+from lychee.models.compiled import bucket, inputs_of
 from lychee.models.config import ModelConfig
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Rows
 from lychee.models.projection import OPS as OPS_OF
 from lychee.models.projection import AnyWeight, moved, parts
 
@@ -191,7 +192,7 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
     for keys, num_rows in itertools.product(lengths, rows):
         num_blocks = -(-(keys + num_rows) // BLOCK_SIZE)
         table = torch.randperm(num_blocks)
-        batch = Batch.decode([[1] * num_rows], [range(-1, num_rows - 1)], [keys], [table.tolist()], BLOCK_SIZE)
+        chain = Rows.decode([[1] * num_rows], [range(-1, num_rows - 1)], [keys], [table.tolist()], BLOCK_SIZE)
         kv = KVCache(torch.randn(config.num_layers, 2, num_blocks * BLOCK_SIZE, kv_heads, head_dim), BLOCK_SIZE)
         slots = (table[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[: keys + num_rows]
         contiguous = kv.storage[:, :, slots].transpose(2, 3).contiguous()
@@ -207,8 +208,8 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
             "torch, repeated": (heads.contiguous()[None], contiguous.repeat_interleave(group, 2), mask),
         }
         scale = head_dim**-0.5
-        lowered = _bound(q, kv, batch, scale)
-        sides: dict[str, Call] = {"ours": lowered.replay, "op by op": partial(_paged, q, kv, batch, scale)}
+        lowered = _bound(q, kv, chain, scale)
+        sides: dict[str, Call] = {"ours": lowered.replay, "op by op": partial(_paged, q, kv, Batch.of(chain), scale)}
         expected = sides["op by op"]().transpose(0, 1)
         lowered.replay()
         torch.testing.assert_close(lowered.results[0], expected.transpose(0, 1), rtol=0, atol=0)
@@ -218,7 +219,7 @@ def attention_cases(name: str, config: ModelConfig, rows: Sequence[int]) -> Iter
         yield Case("attention", name, f"{keys} keys", num_rows, sides, config.num_layers)
 
 
-def _bound(q: Tensor, kv: KVCache, batch: Batch, scale: float) -> Lowered:
+def _bound(q: Tensor, kv: KVCache, rows: Rows, scale: float) -> Lowered:
     """The launches of `_paged` as a decode pass has them."""
 
     def attended(tracer: Tracer) -> Tensor:
@@ -226,9 +227,8 @@ def _bound(q: Tensor, kv: KVCache, batch: Batch, scale: float) -> Lowered:
         return _paged(given, kv, tracer.struct(Batch, block_size=BLOCK_SIZE, logit_rows=None), scale)
 
     program = trace(attended, "cpu")
-    lowered = lower(program, bucket(batch))
-    lowered.inputs[0].copy_(q)
-    fill(lowered.inputs[1:], batch)
+    lowered = lower(program, bucket(rows))
+    lowered.write([q.numpy(), *inputs_of(rows)])
     return lowered
 
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lychee import demo
-from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama
 from lychee.models.files import ModelError
 from lychee.models.kv_cache import KVCache
+from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
 BLOCK_SIZE = 16
@@ -38,19 +38,18 @@ class Pass:
         num_blocks = -(-(context + rows) // BLOCK_SIZE)
         kv = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.weights.dtype, device)
         self.model = CompiledLlama(model, kv)
-        self.batch = Batch.decode(
+        self.rows = Rows.decode(
             tokens=[[3] * rows],
             parents=[range(-1, rows - 1)],
             context_lens=[context],
             block_tables=[range(num_blocks)],
             block_size=BLOCK_SIZE,
-            device=device,
         )
 
     def time(self) -> float:
         """Milliseconds."""
         start = time.perf_counter()
-        self.model.forward(self.batch)
+        self.model.forward(self.rows)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return 1e3 * (time.perf_counter() - start)

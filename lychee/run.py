@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from rich.console import Console
 from tqdm import tqdm
@@ -23,7 +23,7 @@ from .get import resolve_model
 from .models.chat import ChatError
 from .models.files import ModelError
 from .report import Run, report, table
-from .runtime.config import SpeculativeConfig
+from .runtime.config import SpeculativeConfig, Verify
 from .runtime.llm import DTYPES, LLM
 from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
@@ -36,6 +36,8 @@ SPECULATION_FLAGS = (
     "max_draft_len",
     "num_speculative_tokens",
     "verify",
+    "tree",
+    "node_budget",
     "speculative_config",
 )
 STDIN_WAIT_S = 2.0
@@ -79,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
     p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
     p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
-    p.add_argument("--verify", choices=("auto", "rejection", "coupled"), help="how drafts are accepted (default auto)")
+    p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
+    p.add_argument("--tree", metavar="TREE", help='chain (the default), auto, or children by depth, as in "4,2,2"')
+    p.add_argument("--node-budget", type=int, metavar="N", help="most nodes of a tree (default 64, with auto 32)")
     p.add_argument("--speculative-config", metavar="JSON", help="fields of SpeculativeConfig as a JSON object")
     p.add_argument("--native", action="store_true", help="decode without the draft model")
     p.add_argument(
@@ -209,7 +213,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
-    flags = {name: getattr(args, name) for name in ("max_draft_len", "num_speculative_tokens", "verify")}
+    flags = {
+        name: getattr(args, name)
+        for name in ("max_draft_len", "num_speculative_tokens", "verify", "tree", "node_budget")
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     return SpeculativeConfig.from_json(args.speculative_config or "{}", **given)
 

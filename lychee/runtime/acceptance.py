@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lychee.kernels import accept_coupled, accept_rejection, draw, process_logits
+from lychee.kernels import accept_coupled, accept_rejection, accept_traversal, draw, process_logits
 from lychee.kernels.philox import TARGET
-from lychee.kernels.types import NoiseKeys, Tree
+from lychee.kernels.types import NoiseKeys, SeqKeys, Tree
 from lychee.models.batch import on_device
 
 from .inputs import SamplingBatch
@@ -26,7 +26,21 @@ class Accepted:
     tokens: tuple[tuple[int, ...], ...]
 
 
-def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: int, lossless: bool) -> Accepted:
+@dataclass(frozen=True)
+class Rule:
+    """How sequences are accepted that are neither greedy nor coupled."""
+
+    traversal: bool = False
+    lossless: bool = True
+
+    def __call__(
+        self, tree: Tree, target_log_probs: Tensor, draft_log_probs: Tensor, keys: SeqKeys, max_path: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        op = accept_traversal if self.traversal else accept_rejection
+        return op(tree, target_log_probs, draft_log_probs, keys, max_path, self.lossless)
+
+
+def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: int, rule: Rule) -> Accepted:
     """Greedy and coupled sequences follow the target's own draws; the others go through the rejection test.
 
     logits: [num_live_nodes, model_vocab] fp32, the target's, a row per node in the order of `proposals.nodes`.
@@ -51,7 +65,7 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
         drafted = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
         if len(drafted) != len(log_probs):
             drafted = drafted[on_device(nodes.rows, drafted.device)]
-        results.append(accept_rejection(tree, log_probs, drafted, batch.seq_keys(), max_path, lossless))
+        results.append(rule(tree, log_probs, drafted, batch.seq_keys(), max_path))
     paths, lens, following = results[-1]
     if len(results) == 2:
         by_rejection = torch.tensor(batch.rejection, device=lens.device)

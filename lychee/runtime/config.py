@@ -8,9 +8,12 @@ from dataclasses import InitVar, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from .sampling_params import ParameterError, check_float, check_int, refuse
+from .tree import TreeShape, parse_tree
 
-Verify = Literal["auto", "rejection", "coupled"]
+Verify = Literal["auto", "rejection", "traversal", "coupled"]
 MAX_DRAFT_LEN = 32
+MAX_NODES = 64
+PLANNED_NODES = 32
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,13 @@ class SpeculativeConfig:
     acceptance_threshold: an adaptive length shrinks while the acceptance rate of recent rounds is below this.
     fallback_sampling: draw the token after a rejection from the residual distribution, which keeps the output
         distributed exactly as the target's. False draws it from the unmodified target distribution: lossy.
-    verify: `rejection` keeps the distribution; `coupled` draws draft and target with the request's own noise, so a
-        seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, rejection for others.
-        At temperature 0 both are greedy.
+    verify: `rejection` and `traversal` keep the distribution; `coupled` draws draft and target with the request's own
+        noise, so a seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, rejection for
+        others. At temperature 0 all are greedy.
+    tree: `chain` drafts one token after another; children by depth, as in "4,2,2", draft that tree in every round; and
+        `auto` plans chains, trees or none, whichever emits most per millisecond by the measured costs of rounds and
+        each request's acceptance.
+    node_budget: most nodes drafted in a round of a tree, 1 to 64 (default 64, with `auto` 32).
     """
 
     max_draft_len: int = 16
@@ -35,6 +42,8 @@ class SpeculativeConfig:
     acceptance_threshold: float = 0.4
     fallback_sampling: bool = True
     verify: Verify = "auto"
+    tree: str = "chain"
+    node_budget: int | None = None
     adaptive_max_draft_len: InitVar[bool | None] = None
 
     def __post_init__(self, adaptive_max_draft_len: bool | None) -> None:
@@ -53,6 +62,31 @@ class SpeculativeConfig:
                 raise refuse(name, getattr(self, name), "true or false")
         if self.verify not in get_args(Verify):
             raise refuse("verify", self.verify, " or ".join(get_args(Verify)))
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Refuse what a tree would ignore."""
+        if self.node_budget is not None:
+            check_int("node_budget", self.node_budget, 1, MAX_NODES)
+        shape = self.shape
+        if self.node_budget is not None and shape == "chain":
+            raise refuse("node_budget", self.node_budget, "left out without a tree: max_draft_len limits a chain")
+        given = "num_speculative_tokens" if self.num_speculative_tokens is not None else "max_draft_len"
+        fixed = isinstance(shape, TreeShape)
+        if (fixed and self.max_draft_len != type(self).max_draft_len) or (
+            shape != "chain" and self.num_speculative_tokens is not None
+        ):
+            raise refuse(given, getattr(self, given), f"left out where tree is {self.tree!r}")
+
+    @property
+    def budget(self) -> int:
+        """Most nodes drafted in a round of a tree."""
+        return self.node_budget or (PLANNED_NODES if self.tree == "auto" else MAX_NODES)
+
+    @property
+    def shape(self) -> TreeShape | Literal["auto", "chain"]:
+        """What `tree` says."""
+        return parse_tree(self.tree, self.budget, MAX_DRAFT_LEN)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SpeculativeConfig:

@@ -26,8 +26,11 @@ class Controller(Protocol):
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]: ...
 
-    def observe(self, request_id: int, drafted: int, accepted: int) -> None:
-        """One round's outcome: nodes drafted on the trunk and accepted of them, within the emitted text."""
+    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None:
+        """One round's outcome: its tree, the accepted path's nodes, root first, and how many tokens were emitted.
+
+        Fewer are emitted than the path has nodes where the text ended within it.
+        """
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
@@ -46,7 +49,7 @@ class Fixed:
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
         return [self.shape] * len(request_ids)
 
-    def observe(self, request_id: int, drafted: int, accepted: int) -> None: ...
+    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None: ...
 
     def forget(self, request_id: int) -> None: ...
 
@@ -85,9 +88,12 @@ class Window:
             return 0
         return self.buckets[history.bucket]
 
-    def observe(self, request_id: int, drafted: int, accepted: int) -> None:
-        if drafted == 0:
+    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None:
+        if shape.depth == 0:
             return
+        drafted, accepted = len(shape.trunk) - 1, shape.on_trunk(path)
+        if emitted < len(path):  # the text ended here
+            drafted, accepted = min(drafted, emitted), min(accepted, emitted)
         history = self._history.setdefault(request_id, _History())
         history.rejections = history.rejections + 1 if accepted == 0 else 0
         if history.rejections >= REJECTIONS_TO_STOP:
@@ -114,6 +120,9 @@ class Window:
 
 
 def make_controller(config: SpeculativeConfig) -> Controller:
+    """The controller of chains, or of one tree; `planned.Planned` is that of `tree="auto"`."""
+    if isinstance(config.shape, TreeShape):
+        return Fixed(config.shape)
     if not config.adaptive or config.max_draft_len == 0:
         return Fixed(TreeShape.chain(config.max_draft_len))
     return Window(config.max_draft_len, config.acceptance_threshold)

@@ -50,21 +50,35 @@ class CostTable:
     """Milliseconds of a round's parts.
 
     verify: one pass of the target over all nodes, and acceptance, by rows. draft: one level of the draft, pass and
-    draws, by frontier rows. overhead: what every round costs besides, a one-node round too.
+    draws, by frontier rows. overhead: what every round costs besides, a one-node round too. drafting: what a round that
+    drafts costs besides that and its levels.
     """
 
     verify: Curve
     draft: Curve
     overhead: float = 0.0
+    drafting: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.overhead < float("inf"):
-            raise ValueError(f"overhead is {self.overhead}, must be finite milliseconds of at least 0")
+        for name in ("drafting", "overhead"):
+            if not 0 <= (given := getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name} is {given}, must be finite milliseconds of at least 0")
 
     def milliseconds(self, rows: int, depth: int, width: int, num_seqs: int = 1) -> float:
         """A round of `num_seqs` sequences whose trees have as many rows each, root included, and `depth` levels.
 
         The first level draws from the roots alone; each further one has `width` rows per sequence.
         """
-        draft = self.draft(num_seqs) + (depth - 1) * self.draft(width * num_seqs) if depth else 0.0
+        draft = 0.0
+        if depth:
+            draft = self.drafting + self.draft(num_seqs) + (depth - 1) * self.draft(width * num_seqs)
         return self.verify(rows * num_seqs) + draft + self.overhead
+
+    @staticmethod
+    def guessed(share: float) -> CostTable:
+        """Before anything is measured: passes that read weights, of which the draft has a `share` of the target's.
+
+        Milliseconds stand for passes of the target over one row.
+        """
+        draft = max(1e-3, share)
+        return CostTable(Curve(((1, 1.0), (8, 1.2), (32, 2.0))), Curve(((1, draft), (8, 1.2 * draft))), 0.02, 0.02)

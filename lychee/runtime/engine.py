@@ -17,7 +17,7 @@ from lychee.models.kv_cache import KVCache
 from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
-from .acceptance import Accepted, accept
+from .acceptance import Accepted, Rule, accept
 from .controller import Controller
 from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
@@ -43,12 +43,12 @@ class Engine:
         controller: Controller,
         *,
         vocab: int,
-        lossless: bool = True,
+        rule: Rule | None = None,
     ) -> None:
         self.target, self.kv, self.scheduler = CompiledLlama(target, kv), kv, scheduler
         self.drafter, self.controller = drafter, controller
-        self.vocab, self.lossless = vocab, lossless
-        self.verifier = Verifier(self.target, vocab, lossless)
+        self.vocab, self.rule = vocab, rule or Rule()
+        self.verifier = Verifier(self.target, vocab, self.rule)
         self.metrics = Metrics()
         self._batch: SamplingBatch | None = None
 
@@ -103,7 +103,7 @@ class Engine:
         sampling = self._sampling(tuple(chunks[i].seq for i in done))
         proposals = undrafted(sampling.seqs)
         with self._timed("verify_s"):
-            accepted = accept(proposals, logits, sampling, self.vocab, self.lossless)
+            accepted = accept(proposals, logits, sampling, self.vocab, self.rule)
         return self._emit(sampling, proposals, logits, accepted, in_round=False)
 
     def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
@@ -149,7 +149,9 @@ class Engine:
             chunks.append(chunk)
             seq.stats.first_token = seq.stats.first_token or time.perf_counter()
             if in_round:
-                self._account(seq, tree.shape, accepted.nodes[i], len(chunk.token_ids))
+                outcome = tree.shape, accepted.nodes[i], len(chunk.token_ids)
+                seq.stats.add_round(*outcome, seq.finished)
+                self.controller.observe(seq.seq_id, *outcome)
             else:
                 seq.stats.emitted += 1
             if tree.shape.num_nodes > 1:
@@ -178,14 +180,6 @@ class Engine:
         commit_kv(self.kv.storage, kept, *where, self.kv.block_size)
         if isinstance(self.drafter, ModelDrafter):
             commit_kv(self.drafter.kv.storage, kept, *where, self.kv.block_size)
-
-    def _account(self, seq: Sequence, shape: TreeShape, path: tuple[int, ...], emitted: int) -> None:
-        """Statistics of one round, over emitted text: nodes deeper than what was emitted do not count."""
-        on_trunk = sum(1 for node, trunk in zip(path, shape.trunk, strict=False) if node == trunk) - 1
-        drafted = min(len(shape.trunk) - 1, emitted) if seq.finished else len(shape.trunk) - 1
-        accepted = min(on_trunk, emitted)
-        seq.stats.add_round(drafted, accepted, emitted)
-        self.controller.observe(seq.seq_id, drafted, accepted)
 
     def _end(self, seq: Sequence) -> None:
         seq.stats.ended = time.perf_counter()

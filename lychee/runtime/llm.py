@@ -19,18 +19,23 @@ from lychee.models.chat import ChatTemplate
 from lychee.models.kv_cache import KVCache
 from lychee.models.llama import Llama
 
+from .acceptance import Rule
 from .blocks import BlockPool
 from .config import EngineConfig, SpeculativeConfig
-from .controller import make_controller
+from .controller import Controller, make_controller
+from .cost_table import CostTable
 from .drafter import Drafter, ModelDrafter
 from .engine import Engine
 from .load_pair import load_pair
+from .measure import measured
 from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
+from .planned import MAX_CHILDREN, Planned
 from .requests import Prompt, RequestMaker
 from .sampling_params import ParameterError, SamplingParams, refuse
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
+from .shape_buckets import ShapeBuckets
 from .streamer import Chunk
 from .warm_up import lowering, warm_up
 
@@ -169,12 +174,25 @@ class LLM:
                 raise RuntimeError("warm_up: requests are running")
             warm_up(engine)
         params = replace(sampling_params or SamplingParams(), min_tokens=0, n=1, ignore_eos=True)
+        if isinstance(engine.controller, Planned):
+            engine.controller.costs = self._measured(engine, engine.controller.buckets)
         for shape in engine.shapes:
             wanted = max(4, shape.depth + 2)  # a token of prefill, and a round that nothing cuts
             if wanted + 2 <= self.max_model_len:
                 with lowering(engine, shape):
                     self.generate([[0, 0]], replace(params, max_tokens=wanted), native=native)
         self.reset_metrics(native)
+
+    def _measured(self, engine: Engine, buckets: ShapeBuckets) -> CostTable:
+        """What rounds cost on this machine."""
+
+        def request(max_tokens: int) -> Sequence:
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            self._next_id += 1
+            return self._maker.sequences([0, 0], params, self._next_id - 1)[0]
+
+        widths = [width for width in buckets.widths if width <= MAX_CHILDREN]
+        return measured(engine, buckets.depths, widths, request, self.max_model_len - 2)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
@@ -204,9 +222,17 @@ class LLM:
             drafter = ModelDrafter(draft, self._allocate(draft, num_blocks), self.vocab, sizes.max_num_batched_tokens)
         pool = BlockPool(num_blocks, block_size)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        controller = make_controller(self.speculative_config)
-        lossless = self.speculative_config.fallback_sampling
-        return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, lossless=lossless)
+        controller = self._controller(draft)
+        config = self.speculative_config
+        rule = Rule(config.verify == "traversal", config.fallback_sampling)
+        return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, rule=rule)
+
+    def _controller(self, draft: Llama | None) -> Controller:
+        config = self.speculative_config
+        if draft is None or config.shape != "auto" or config.max_draft_len == 0:
+            return make_controller(config)
+        share = draft.weights.num_bytes / self.target.weights.num_bytes
+        return Planned(CostTable.guessed(share), config.max_draft_len, config.budget)
 
     def _allocate(self, model: Llama, num_blocks: int) -> KVCache:
         """Raises ParameterError where there is not so much memory."""

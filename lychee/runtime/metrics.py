@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import MAX_DRAFT_LEN
+from .tree import TreeShape
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -16,9 +18,10 @@ def ratio(part: float, whole: float) -> float | None:
 
 @dataclass
 class RequestStats:
-    """Progress of one sequence. Times are seconds of a monotonic clock; drafted and accepted count trunk nodes.
+    """Progress of one sequence. Times are seconds of a monotonic clock. All counts are over emitted text.
 
-    The token that a prefill emits belongs to no round.
+    drafted, accepted: nodes of the trunk; with `nodes_` before it, of the whole tree. drafted_at, accepted_at: rounds
+    that drafted to this depth, and whose accepted path reached it. The token that a prefill emits belongs to no round.
     """
 
     arrived: float = field(default_factory=time.perf_counter)
@@ -27,23 +30,35 @@ class RequestStats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    nodes_drafted: int = 0
+    nodes_accepted: int = 0
     emitted: int = 0
     emitted_in_rounds: int = 0
     prompt_tokens: int = 0
     drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
 
-    def add_round(self, drafted: int, accepted: int, emitted: int) -> None:
-        """One round: nodes drafted on the trunk and accepted of them, tokens emitted."""
+    def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool) -> None:
+        """One round: its tree, the accepted path's nodes, root first, and how many tokens were emitted.
+
+        Where the text `ended`, nodes deeper than what was emitted do not count.
+        """
+        depth, trunk, nodes = shape.depth, len(shape.trunk) - 1, shape.num_nodes - 1
+        if ended:
+            depth, trunk = min(depth, emitted), min(trunk, emitted)
+            nodes = sum(1 for at in shape.depths if 0 < at <= emitted)
+        reached = min(len(path) - 1, emitted)
         self.rounds += 1
-        self.drafted += drafted
-        self.accepted += accepted
+        self.drafted += trunk
+        self.accepted += min(shape.on_trunk(path), emitted)
+        self.nodes_drafted += nodes
+        self.nodes_accepted += reached
         self.emitted += emitted
         self.emitted_in_rounds += emitted
-        for depth in range(drafted):
-            self.drafted_at[depth] += 1
-        for depth in range(accepted):
-            self.accepted_at[depth] += 1
+        for at in range(depth):
+            self.drafted_at[at] += 1
+        for at in range(reached):
+            self.accepted_at[at] += 1
 
     @property
     def ttft_s(self) -> float | None:
@@ -60,8 +75,8 @@ class RequestStats:
             "ttft_s": self.ttft_s,
             "e2e_s": self.e2e_s,
             "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
+            "drafted": self.nodes_drafted,
+            "accepted": self.nodes_accepted,
             "emitted": self.emitted,
         }
 
@@ -79,6 +94,8 @@ class Metrics:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    nodes_drafted: int = 0
+    nodes_accepted: int = 0
     emitted: int = 0
     emitted_in_rounds: int = 0
     drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
@@ -90,6 +107,8 @@ class Metrics:
         self.rounds += stats.rounds
         self.drafted += stats.drafted
         self.accepted += stats.accepted
+        self.nodes_drafted += stats.nodes_drafted
+        self.nodes_accepted += stats.nodes_accepted
         self.emitted += stats.emitted
         self.emitted_in_rounds += stats.emitted_in_rounds
         for depth in range(MAX_DRAFT_LEN):
@@ -103,7 +122,7 @@ class Metrics:
             "tokens_per_second": ratio(self.emitted, self.step_s),
             "mean_emitted_per_round": ratio(self.emitted_in_rounds, self.rounds),
             "acceptance_rate": ratio(self.accepted, self.drafted),
-            "wasted_fraction": ratio(self.drafted - self.accepted, self.drafted),
+            "wasted_fraction": ratio(self.nodes_drafted - self.nodes_accepted, self.nodes_drafted),
             "acceptance_by_depth": [accepted / drafted for accepted, drafted in by_depth if drafted],
             "draft_s": self.draft_s,
             "verify_s": self.verify_s,

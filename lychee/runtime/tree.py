@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -111,6 +112,10 @@ class TreeShape:
             if parent == path[-1]:
                 path.append(node)
         return tuple(path)
+
+    def on_trunk(self, path: Seq[int]) -> int:
+        """How many nodes of a path, root first, are the trunk's, the root not counted."""
+        return sum(1 for node, trunk in zip(path, self.trunk, strict=False) if node == trunk) - 1
 
 
 @dataclass(frozen=True)

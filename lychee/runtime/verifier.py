@@ -17,7 +17,7 @@ from lychee.models.batch import Batch
 from lychee.models.compiled import CompiledLlama, bucket, inputs_of
 from lychee.models.layout import Rows
 
-from .acceptance import Accepted, accept, follow, told
+from .acceptance import Accepted, Rule, accept, follow, told
 from .inputs import RowNoise, SamplingBatch
 from .nodes import Nodes
 from .proposals import Proposals
@@ -28,8 +28,8 @@ ROWS = (Size("num_tokens"),)
 class Verifier:
     """The target's logits, and the paths and tokens accepted. Logits last until the next call."""
 
-    def __init__(self, target: CompiledLlama, vocab: int, lossless: bool, buckets: Buckets | None = None) -> None:
-        self.target, self.vocab, self.lossless = target, vocab, lossless
+    def __init__(self, target: CompiledLlama, vocab: int, rule: Rule, buckets: Buckets | None = None) -> None:
+        self.target, self.vocab, self.rule = target, vocab, rule
         self.buckets = buckets or Buckets()
         self.constants = lru_cache(maxsize=8)(_constants)
 
@@ -41,7 +41,7 @@ class Verifier:
             lowered = self.buckets.lowered("verify", lambda: self.program, sizes)
         if lowered is None:
             logits = self.target.forward(rows)
-            return logits, accept(proposals, logits, sampling, self.vocab, self.lossless)
+            return logits, accept(proposals, logits, sampling, self.vocab, self.rule)
         constants = self.constants(proposals.nodes, sampling)
         lowered.write((rows.positions + np.int32(1), *constants, *inputs_of(rows)))
         lowered.replay()

@@ -16,7 +16,7 @@ def play(controller, acceptance, rounds, seed=0):
         accepted = 0
         while accepted < length and draws.random() < acceptance(i):
             accepted += 1
-        controller.observe(7, length, accepted)
+        controller.observe(7, shape, range(accepted + 1), accepted + 1)
         lengths.append(length)
     return lengths
 

@@ -83,6 +83,30 @@ def test_rejection_sampling_keeps_the_distribution(llm, expected):
     assert 0.2 < llm.metrics().totals()["acceptance_rate"] < 0.95  # both outcomes were exercised
 
 
+@pytest.mark.parametrize("verify", ["rejection", "traversal"])
+@pytest.mark.parametrize("tree", ["2,2", "3,1"])
+def test_trees_keep_the_distribution(pair, fixed_entropy, expected, verify, tree):
+    llm = LLM(*pair, SpeculativeConfig(tree=tree, verify=verify), max_num_seqs=256)
+    assert p_value(llm, expected) > 1e-3
+    assert llm.metrics().nodes_accepted > llm.metrics().accepted > 0  # paths off the trunk too
+
+
+@pytest.mark.parametrize("verify", ["rejection", "traversal"])
+def test_ordering_drawn_siblings_by_probability_is_caught(pair, fixed_entropy, expected, verify):
+    llm = LLM(*pair, SpeculativeConfig(tree="2,2", verify=verify), max_num_seqs=256)
+    drawn = ModelDrafter._draw
+
+    def reranked(self, batch, at, level, log_probs):
+        tokens = drawn(self, batch, at, level, log_probs)
+        chances = log_probs.numpy()[np.arange(len(tokens))[:, None], np.maximum(tokens, 0)]
+        chances[tokens < 0] = -np.inf
+        return np.take_along_axis(tokens, np.argsort(-chances, axis=1, kind="stable"), 1)
+
+    llm.engine().drafter.loop.binds = False
+    with patch.object(ModelDrafter, "_draw", reranked):
+        assert p_value(llm, expected) < 1e-6
+
+
 def test_native_sampling_keeps_the_distribution(pair, fixed_entropy, expected):
     assert p_value(LLM(pair[0], max_num_seqs=256), expected) > 1e-3
 

@@ -59,7 +59,8 @@ def milliseconds(shape, costs, buckets, num_seqs):
     if shape.num_nodes not in buckets.rows or shape.depth not in buckets.depths or padded is None:
         return None
     levels = [1, *[padded] * (shape.depth - 1)] if shape.depth else []
-    return costs.verify(shape.num_nodes * num_seqs) + sum(costs.draft(w * num_seqs) for w in levels) + costs.overhead
+    draft = sum(costs.draft(w * num_seqs) for w in levels) + (costs.drafting if levels else 0)
+    return costs.verify(shape.num_nodes * num_seqs) + draft + costs.overhead
 
 
 def sizes(least, most):
@@ -107,7 +108,7 @@ def test_the_best_of_all_trees_is_planned_also_where_it_is_wide_and_deep():
         verify = Curve(tuple((rows, 1 + 0.05 * rows * draws.random()) for rows in (1, 2, 3, 5, 8)))
         draft = Curve(tuple((rows, 0.05 * (1 + rows) * draws.random()) for rows in (1, 2, 3, 5)))
         buckets = draws.choice((ALL_SIZES, ShapeBuckets((1, 3, 5, 8), (0, 2, 3), (1, 2, 7))))
-        shape = planned_as_the_best_of_all(accept, CostTable(verify, draft, 0.5), buckets)
+        shape = planned_as_the_best_of_all(accept, CostTable(verify, draft, 0.5, 0.3), buckets)
         wide += max(map(len, shape.frontiers), default=0) > 1
         shapes.add(shape)
     assert wide > 50

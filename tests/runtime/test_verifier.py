@@ -7,7 +7,7 @@ import pytest
 
 from lychee.compiler import Buckets
 from lychee.models.batch import Batch
-from lychee.runtime.acceptance import accept
+from lychee.runtime.acceptance import Rule, accept
 from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ScriptedDrafter
 from lychee.runtime.tree import TreeShape
@@ -24,7 +24,7 @@ class Both(Verifier):
 
     def run(self, rows, proposals, sampling):
         logits = self.target.model.forward(Batch.of(rows), self.target.kv).clone()
-        want = accept(proposals, logits, sampling, self.vocab, self.lossless)
+        want = accept(proposals, logits, sampling, self.vocab, self.rule)
         stored = self.target.kv.storage.clone()
         got_logits, got = super().run(rows, proposals, sampling)
         self.replayed += len(self.buckets) > 0
@@ -44,7 +44,7 @@ def checked(llm, length=4, native=False):
     """The engine, whose verifier then says how many rounds the program verified."""
     engine = llm.engine(native)
     before = engine.verifier, engine.controller, engine.drafter
-    engine.verifier = Both(engine.target, llm.vocab, True, Buckets(after=0))
+    engine.verifier = Both(engine.target, llm.vocab, Rule(), Buckets(after=0))
     engine.controller = Fixed(TreeShape.chain(0 if native else length))
     engine.kv.storage.fill_(0.25)
     try:

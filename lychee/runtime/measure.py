@@ -1,0 +1,71 @@
+"""Measuring what rounds cost here: real rounds of chains and of trees, timed part by part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from .cost_table import CostTable, Curve
+from .engine import Engine
+from .sequence import Sequence
+from .tree import TreeShape
+from .warm_up import lowering
+
+ROUNDS = 4  # of each shape at a time; the first is left out
+SWEEPS, SECONDS = 6, 1.0  # over all shapes, until so much time has passed
+DEPTH = 4  # of the trees that are timed
+
+Maker = Callable[[int], Sequence]
+"""Makes a request that emits up to so many tokens, at temperature 0."""
+Times = tuple[float, float, float]
+"""Milliseconds of drafting, of verification and of the rest of a round."""
+
+
+def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make: Maker, room: int) -> CostTable:
+    """Costs of rounds, from chains of these lengths, 0 and 1 among them, and trees whose levels have `widths` rows.
+
+    The engine must be idle. room: tokens that a request may emit; shapes that do not fit are left out. What else runs
+    on a machine only adds to a time, so each is the least of several sweeps' medians.
+    """
+    chains = {length: TreeShape.chain(length) for length in lengths}
+    trees = {width: TreeShape.widths((width, *(1,) * (DEPTH - 1))) for width in widths if width > 1}
+    shapes = [shape for shape in (*chains.values(), *trees.values()) if wanted(shape) <= room]
+    least: dict[TreeShape, Times] = {}
+    start = time.perf_counter()
+    for _ in range(SWEEPS):
+        for shape in shapes:
+            found = _timed(engine, shape, make)
+            least[shape] = tuple(map(min, found, least.get(shape, found)))  # type: ignore[assignment]
+        if time.perf_counter() - start > SECONDS:
+            break
+    one, longest = least[chains[1]][0], max(length for length, shape in chains.items() if shape in least)
+    level = max(1e-3, (least[chains[longest]][0] - one) / (longest - 1)) if longest > 1 else one / 2
+    begin = max(0.0, one - level)
+    draft = {1: level}
+    for width, shape in trees.items():
+        if shape in least:
+            draft[width] = max(level, (least[shape][0] - begin - level) / (DEPTH - 1))
+    verify = {shape.num_nodes: times[1] for shape, times in least.items()}
+    other = least[chains[0]][2]
+    return CostTable(Curve(tuple(sorted(verify.items()))), Curve(tuple(sorted(draft.items()))), other, begin)
+
+
+def wanted(shape: TreeShape) -> int:
+    """Tokens that rounds of a shape may emit, so that none is cut."""
+    return (ROUNDS + 1) * (shape.depth + 1) + 1
+
+
+def _timed(engine: Engine, shape: TreeShape, make: Maker) -> Times:
+    seq, metrics, found = make(wanted(shape)), engine.metrics, []
+    with lowering(engine, shape):
+        engine.add(seq)
+        engine.step()  # the prompt
+        for _ in range(ROUNDS):
+            draft, verify, step = metrics.draft_s, metrics.verify_s, metrics.step_s
+            engine.step()
+            draft, verify = metrics.draft_s - draft, metrics.verify_s - verify
+            found.append((draft, verify, metrics.step_s - step - draft - verify))
+        engine.abort(seq)
+    draft, verify, other = (1e3 * median(part) for part in zip(*found[1:], strict=True))
+    return draft, max(verify, 1e-6), max(other, 0.0)
