@@ -1,0 +1,97 @@
+"""The controller that plans trees drafts what is accepted, leaves what is not, and finds a draft that recovers."""
+
+import random
+
+import pytest
+
+from lychee.runtime.controller import LAST_PAUSE
+from lychee.runtime.cost_table import CostTable, Curve
+from lychee.runtime.planned import Planned
+from lychee.runtime.tree import TreeShape
+
+MEMORY_BOUND = CostTable(Curve(((1, 10.0), (64, 11.0))), Curve(((1, 0.5), (64, 0.6))))
+ROWS_COST = CostTable(Curve(((1, 1.0), (64, 64.0))), Curve(((1, 0.05), (64, 0.5))))
+
+
+def play(controller, rates, rounds, seed=0, request=7):
+    """Shapes planned over rounds; of a reached node the child of rank r, if none before it is, is accepted at rates[r]."""
+    draws, shapes = random.Random(seed), []
+    for i in range(rounds):
+        (shape,) = controller.plan([request])
+        path, node = [0], 0
+        while True:
+            children = [n for n, parent in enumerate(shape.parents) if parent == node]
+            found = next((c for r, c in enumerate(children) if draws.random() < (*rates(i), 0, 0, 0)[r]), None)
+            if found is None:
+                break
+            path.append(node := found)
+        controller.observe(request, shape, path, len(path))
+        shapes.append(shape)
+    return shapes
+
+
+def test_where_rows_are_free_and_second_children_are_accepted_trees_are_drafted():
+    (*_, last) = play(Planned(MEMORY_BOUND, 8, 32), lambda _: (0.5, 0.4, 0.3), 300)
+    assert max(last.num_children) > 1
+    assert last.num_nodes > 16
+
+
+def test_where_second_children_are_never_accepted_chains_are_drafted():
+    costs = CostTable(Curve(((1, 10.0), (64, 40.0))), Curve(((1, 0.5), (64, 0.6))))
+    (*_, last) = play(Planned(costs, 8, 32), lambda _: (0.9,), 600)
+    assert set(last.ranks) == {0}
+    assert last.depth >= 7
+
+
+def test_where_every_row_costs_a_pass_nothing_is_drafted_but_probes():
+    controller = Planned(ROWS_COST, 8, 32)
+    shapes = play(controller, lambda _: (0.3, 0.1), 600)
+    drafted = [shape for shape in shapes[-300:] if shape.depth]
+    assert drafted == [controller.probe] * len(drafted)
+    assert 300 // LAST_PAUSE - 1 <= len(drafted) <= 300 // LAST_PAUSE + 2
+
+
+def test_a_draft_that_recovers_is_found_again():
+    controller = Planned(CostTable(Curve(((1, 1.0), (64, 9.0))), Curve(((1, 0.3),))), 8, 32)
+    shapes = play(controller, lambda i: (0.0,) if i < 100 else (0.97,), 1200)
+    assert shapes[99].depth == 0
+    assert shapes[-1].depth > 2
+
+
+def test_a_new_request_begins_with_what_others_have_shown():
+    controller = Planned(MEMORY_BOUND, 8, 32)
+    first = controller.plan([1])[0]
+    play(controller, lambda _: (0.95,), 400)
+    (begun,) = controller.plan([2])
+    assert begun.depth > first.depth or begun.num_nodes != first.num_nodes
+    assert begun.depth == 8
+
+
+def test_requests_differ_by_their_own_acceptance():
+    controller = Planned(ROWS_COST_LIGHT, 8, 16)
+    for i in range(40):
+        play(controller, lambda _: (0.95,), 8, seed=i, request=1)
+        play(controller, lambda _: (0.1,), 8, seed=i, request=2)
+    good, bad = controller.plan([1, 2])
+    assert good.depth > bad.depth
+    controller.forget(1)
+    controller.forget(2)
+    assert controller._requests == {}
+
+
+ROWS_COST_LIGHT = CostTable(Curve(((1, 1.0), (64, 12.0))), Curve(((1, 0.1), (64, 0.5))))
+
+
+@pytest.mark.parametrize("budget", [1, 2, 8])
+def test_no_shape_is_larger_than_the_budget(budget):
+    shapes = play(Planned(MEMORY_BOUND, 16, budget), lambda _: (0.9, 0.9, 0.9), 100)
+    assert max(shape.num_nodes for shape in shapes) == budget + 1
+
+
+def test_costs_that_are_measured_later_are_used():
+    controller = Planned(CostTable.guessed(0.1), 8, 32)
+    assert controller.plan([1])[0].depth > 0
+    controller.costs = ROWS_COST
+    shapes = play(controller, lambda _: (0.2,), 300, request=1)
+    assert shapes[-2:] != [TreeShape.chain(8)] * 2
+    assert sum(shape.depth == 0 for shape in shapes) > 200
