@@ -14,7 +14,7 @@ ROWS_COST = CostTable(Curve(((1, 1.0), (64, 64.0))), Curve(((1, 0.05), (64, 0.5)
 
 
 def play(controller, rates, rounds, seed=0, request=7):
-    """Shapes planned over rounds; of a reached node the child of rank r, if none before it is, is accepted at rates[r]."""
+    """Shapes planned over rounds: a child of rank r is accepted at rates(i)[r], if none before it is."""
     draws, shapes = random.Random(seed), []
     for i in range(rounds):
         (shape,) = controller.plan([request])
