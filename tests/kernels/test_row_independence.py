@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lychee.kernels import OPS, attention, attention_prefill, commit_kv, rope_store
+from lychee.kernels import OPS, attention, attention_prefill, commit_kv, rope_store, take_tokens
 from tests.conftest import DEVICE
 from tests.kernels.batches import bits, bounds, changed, rows_of, sequences_of
 
@@ -80,8 +80,8 @@ BY_SEQUENCE = {
     "attention": [{**heads, "max_nodes": 5} for heads in HEADS],
     "attention_prefill": [{**heads, "max_rows": 9} for heads in HEADS],
 }
-# It copies rows and computes none; test_commit_kv.py is its test.
-MEANINGLESS = {commit_kv.name}
+# They copy and compute nothing; test_commit_kv.py and the generic test are their tests.
+MEANINGLESS = {commit_kv.name, take_tokens.name}
 
 
 def test_every_op_is_here():

@@ -62,7 +62,7 @@ def test_a_stop_string_alone_is_one_stop():
     ("name", "value"),
     [
         ("max_draft_len", -1), ("max_draft_len", 33), ("num_speculative_tokens", 33), ("acceptance_threshold", 1.5),
-        ("adaptive", "yes"), ("fallback_sampling", None), ("verify", "traversal"),
+        ("adaptive", "yes"), ("fallback_sampling", None), ("verify", "always"),
     ],
 )  # fmt: skip
 def test_a_speculative_value_that_is_not_allowed_is_refused_by_name(name, value):
