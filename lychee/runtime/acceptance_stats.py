@@ -9,7 +9,8 @@ from .planner import Table
 from .tree import TreeShape
 
 FIRST = 0.6  # acceptance of a first child before anything is known
-PRIOR_WEIGHT = 4.0  # observations that a prior counts for
+PRIOR_WEIGHT = 4.0  # observations that FIRST and the depth above count for
+SHARED_WEIGHT = 16.0  # observations that all requests' averages count for in one's own
 DECAY, SHARED_DECAY = 0.98, 0.998  # of an observation's weight with each later one of its depth and rank
 
 
@@ -65,13 +66,11 @@ class AcceptanceStats:
     def rates(self) -> list[list[float]]:
         """[depth][rank]: of the children whose earlier siblings are rejected, how many are accepted."""
         above = [FIRST / (rank + 1) for rank in range(self.max_children)]
-        priors = self.shared.rates() if self.shared else None
+        priors, weight = (self.shared.rates(), SHARED_WEIGHT) if self.shared else (None, PRIOR_WEIGHT)
         rates = []
         for depth, (seen, accepted) in enumerate(zip(self._seen, self._accepted, strict=True)):
             prior = priors[depth] if priors else above
-            above = [
-                (PRIOR_WEIGHT * rate + a) / (PRIOR_WEIGHT + s) for rate, a, s in zip(prior, accepted, seen, strict=True)
-            ]
+            above = [(weight * rate + a) / (weight + s) for rate, a, s in zip(prior, accepted, seen, strict=True)]
             rates.append(above)
         return rates
 

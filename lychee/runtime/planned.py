@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -13,10 +14,16 @@ from .shape_buckets import shape_buckets
 from .tree import TreeShape
 
 MAX_CHILDREN = 4
-FIRST_ROUNDS, LAST_ROUNDS = 8, 64  # after which a request is planned anew; doubles each time
+FIRST_ROUNDS, LAST_ROUNDS = 16, 64  # after which a request is planned anew; doubles each time
 SHARED_ROUNDS = 64  # of all requests, after which the plan that new ones begin with is made anew
-STEP = 0.02  # to which acceptance is rounded, so that plans come again
+STEP = 0.25  # of the log odds, to which acceptance is rounded, so that plans come again
 PROBE_LENGTH = 2
+
+
+def rounded(rate: float) -> float:
+    """A probability at a whole number of steps of its log odds."""
+    odds = math.log(max(rate, 1e-4) / max(1 - rate, 1e-4))
+    return 1 / (1 + math.exp(-STEP * round(odds / STEP)))
 
 
 @dataclass
@@ -83,7 +90,7 @@ class Planned:
         return known.shape
 
     def _planned(self, stats: AcceptanceStats, together: int) -> TreeShape:
-        table = tuple(tuple(STEP * round(rate / STEP) for rate in ranks) for ranks in stats.table())
+        table = tuple(tuple(map(rounded, ranks)) for ranks in stats.table())
         return plan(table, self.costs, self.buckets, together).shape
 
     def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None:

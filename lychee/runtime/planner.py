@@ -44,18 +44,33 @@ def plan(accept: Table, costs: CostTable, buckets: ShapeBuckets, num_seqs: int =
         raise ValueError(f"accept is {accept}, must have for each depth probabilities that do not rise with the rank")
     chosen: list[Node] = []
     emitted, milliseconds = 1.0, costs.milliseconds(1, 0, 0, num_seqs)
+    known = _costs(costs, buckets, num_seqs)
     for width in buckets.widths:
         for depth, reached, trunk, others in _grown(accept, width, buckets.rows[-1]):
             if depth not in buckets.depths:
                 continue
             sums = list(accumulate((-node[0] for node in others), initial=reached))
-            for rows in buckets.rows:
-                if depth < rows <= depth + len(sums):
-                    tokens, cost = sums[rows - 1 - depth], costs.milliseconds(rows, depth, width, num_seqs)
+            for rows, cost in known[width, depth]:
+                if rows <= depth + len(sums):
+                    tokens = sums[rows - 1 - depth]
                     if tokens * milliseconds > emitted * cost:
                         emitted, milliseconds = tokens, cost
                         chosen = [*trunk, *others[: rows - 1 - depth]]
     return Plan(_shape(chosen), emitted, milliseconds)
+
+
+@lru_cache(maxsize=16)
+def _costs(
+    costs: CostTable, buckets: ShapeBuckets, num_seqs: int
+) -> dict[tuple[int, int], tuple[tuple[int, float], ...]]:
+    """By frontier width and depth: the numbers of rows that such a tree may have, and the milliseconds of a round."""
+    return {
+        (width, depth): tuple(
+            (rows, costs.milliseconds(rows, depth, width, num_seqs)) for rows in buckets.rows if rows > depth
+        )
+        for width in buckets.widths
+        for depth in buckets.depths
+    }
 
 
 def _grown(accept: Table, width: int, most: int) -> Iterator[tuple[int, float, list[Node], list[Node]]]:

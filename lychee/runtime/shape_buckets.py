@@ -9,7 +9,7 @@ from functools import lru_cache
 from .tree import TreeShape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-WIDTHS = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
