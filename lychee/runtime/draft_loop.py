@@ -48,7 +48,7 @@ class DraftLoop:
     def __init__(self, model: Llama, kv: KVCache, vocab: int, buckets: Buckets | None = None) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
         self.binds = can_bind(kv.storage.device)
-        self.buckets = buckets or Buckets()
+        self.buckets = Buckets() if buckets is None else buckets
         self.program = lru_cache(maxsize=64)(self._program)
         self.constants = lru_cache(maxsize=64)(_constants)
 

@@ -30,7 +30,7 @@ class Verifier:
 
     def __init__(self, target: CompiledLlama, vocab: int, rule: Rule, buckets: Buckets | None = None) -> None:
         self.target, self.vocab, self.rule = target, vocab, rule
-        self.buckets = buckets or Buckets()
+        self.buckets = Buckets() if buckets is None else buckets
         self.constants = lru_cache(maxsize=8)(_constants)
 
     def run(self, rows: Rows, proposals: Proposals, sampling: SamplingBatch) -> tuple[Tensor, Accepted]:

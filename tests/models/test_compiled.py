@@ -106,11 +106,30 @@ def test_passes_of_like_sizes_share_a_bucket_that_holds_them():
         assert size["max_blocks"] * BLOCK_SIZE >= context + 3
 
 
-def test_prefill_and_passes_without_logits_run_op_by_op(saved):
+@pytest.mark.parametrize("fmt", FORMATS, ids=["fp32", "int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_short_prompt_has_the_bits_of_one_that_runs_op_by_op(saved, family, fmt):
+    dtype, quant, kv_dtype = fmt
+    model = Llama.load(saved(family), "cpu", dtype, quant)
+    plain, kv = cache_of(model, kv_dtype), cache_of(model, kv_dtype)
+    compiled = CompiledLlama(model, kv, Buckets(after=0))
+    for count, context in [(1, 0), (5, 0), (8, 3), (13, 100), (16, 250), (64, 250), (15, 321)]:
+        table = list(range(-(-(context + count) // BLOCK_SIZE)))
+        rows = Rows.prefill([list(range(3, 3 + count))], [context], [table], BLOCK_SIZE, [count - 1])
+        assert bits(compiled.forward(rows)) == bits(model.forward(Batch.of(rows), plain))
+        assert bits(kv.storage) == bits(plain.storage)
+        silent = Rows.prefill([list(range(9, 9 + count))], [context], [table], BLOCK_SIZE, [])
+        assert compiled.forward(silent).shape == (0, VOCAB)
+        model.forward(Batch.of(silent), plain)
+        assert bits(kv.storage) == bits(plain.storage)
+    assert len(compiled.buckets) > 2
+
+
+def test_long_prompts_and_passes_without_logits_run_op_by_op(saved):
     model = Llama.load(saved("llama"))
     compiled = CompiledLlama(model, cache_of(model, torch.float32), Buckets(after=0))
-    prompt = Rows.prefill([[1, 2, 3]], [0], [[0]], BLOCK_SIZE)
-    assert compiled.forward(prompt).shape == (3, VOCAB)
+    prompt = Rows.prefill([list(range(65))], [0], [list(range(9))], BLOCK_SIZE, [64])
+    assert compiled.forward(prompt).shape == (1, VOCAB)
     silent = Rows.decode([[1]], [[-1]], [3], [[0]], BLOCK_SIZE, logit_rows=[])
     assert compiled.forward(silent).shape == (0, VOCAB)
     assert len(compiled.buckets) == 0
