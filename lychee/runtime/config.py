@@ -28,7 +28,7 @@ class SpeculativeConfig:
     fallback_sampling: draw the token after a rejection from the residual distribution, which keeps the output
         distributed exactly as the target's. False draws it from the unmodified target distribution: lossy.
     verify: `rejection` and `traversal` keep the distribution; `coupled` draws draft and target with the request's own
-        noise, so a seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, rejection for
+        noise, so a seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, traversal for
         others. At temperature 0 all are greedy.
     tree: `chain` drafts one token after another; children by depth, as in "4,2,2", draft that tree in every round; and
         `auto` plans chains, trees or none, whichever emits most per millisecond by the measured costs of rounds and

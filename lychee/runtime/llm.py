@@ -224,7 +224,7 @@ class LLM:
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
         controller = self._controller(draft)
         config = self.speculative_config
-        rule = Rule(config.verify == "traversal", config.fallback_sampling)
+        rule = Rule(config.verify != "rejection", config.fallback_sampling)
         return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, rule=rule)
 
     def _controller(self, draft: Llama | None) -> Controller:

@@ -16,7 +16,7 @@ class Mode(Enum):
 
     GREEDY = "greedy"  # coupled without noise
     COUPLED = "coupled"
-    REJECTION = "rejection"
+    REJECTION = "rejection"  # by draft probabilities: rejection or traversal, as the engine's rule says
 
 
 @dataclass(eq=False)
