@@ -98,7 +98,7 @@ class LLM:
         eos_ids = self.target.config.eos_token_ids.union(
             () if self.tokenizer.eos_id is None else [self.tokenizer.eos_id]
         )
-        self._maker = RequestMaker(
+        self.maker = RequestMaker(
             self.tokenizer, self.vocab, self.max_model_len, eos_ids, self.speculative_config.verify
         )
         self._engines: dict[bool, Engine] = {}
@@ -178,7 +178,7 @@ class LLM:
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
-        return self._maker.mode(params)
+        return self.maker.mode(params)
 
     def metrics(self, native: bool = False) -> Metrics:
         """The metrics of an engine since it was made or its metrics were reset."""
@@ -280,7 +280,7 @@ class LLM:
             raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
         requests = []
         for prompt, sampling in zip(many, params, strict=True):
-            seqs = self._maker.sequences(prompt, sampling, self._next_id)
+            seqs = self.maker.sequences(prompt, sampling, self._next_id)
             self._next_id += len(seqs)
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
             if lossy:
