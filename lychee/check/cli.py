@@ -46,9 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--max-tokens", type=int, default=64, help="tokens per prompt of greedy and seeded runs (default 64)"
     )
-    p.add_argument(
-        "--samples", type=int, default=1024, metavar="N", help="samples of each of six prompts (default 1024)"
-    )
+    p.add_argument("--samples", type=int, default=768, metavar="N", help="samples of each of six prompts (default 768)")
     p.add_argument("--temperature", type=float, help="of sampled runs (default 1; the packaged pair's is 0.8)")
     p.add_argument("--top-p", type=float, help="1 is off (default 1; the packaged pair's is 0.9)")
     p.add_argument("--top-k", type=int, default=0, help="0 is off")

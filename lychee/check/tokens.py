@@ -39,7 +39,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        return self.margin is not None and self.margin <= self.allowed
+        return self.margin is not None and abs(self.margin) <= self.allowed != 0
 
 
 @dataclass(frozen=True)
