@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from . import __version__, get, quantize_cli, run
+from . import __version__, check, get, quantize_cli, run
 
 COMMANDS = {
     "run": (run.main, run.__doc__),
+    "check": (check.main, check.__doc__),
     "get": (get.main, get.__doc__),
     "quantize": (quantize_cli.main, quantize_cli.__doc__),
 }

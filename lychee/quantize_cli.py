@@ -14,7 +14,7 @@ from tqdm import tqdm
 from .models.files import ModelError
 from .models.quant_format import QuantFormat, format_of
 from .models.save_quantized import Written, save_quantized
-from .run import Parser
+from .options import Parser
 from .runtime.sampling_params import ParameterError
 
 FORMATS = """formats:

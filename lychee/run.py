@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import select
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from tqdm import tqdm
@@ -20,11 +19,21 @@ from tqdm import tqdm
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .conversation import converse
 from .get import resolve_model
-from .models.chat import ChatError
-from .models.files import ModelError
+from .options import (
+    Parser,
+    add_lengths,
+    add_loading,
+    add_models,
+    add_speculative_config,
+    check_writable,
+    exit_code,
+    load,
+    prompts_of_file,
+    speculative_config,
+)
 from .report import Run, report, table
-from .runtime.config import SpeculativeConfig, Verify
-from .runtime.llm import DTYPES, LLM
+from .runtime.config import Verify
+from .runtime.llm import LLM
 from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
@@ -43,24 +52,9 @@ SPECULATION_FLAGS = (
 STDIN_WAIT_S = 2.0
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """A sentence, as for every other bad value."""
-        raise ParameterError(message)
-
-
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee run", description=__doc__, allow_abbrev=False)
-    p.add_argument(
-        "model",
-        nargs="?",
-        help="a model directory, a GGUF file, or a name as for `lychee get`; without it, the packaged pair",
-    )
-    p.add_argument(
-        "--draft-model",
-        metavar="MODEL",
-        help="the draft, as the model, or smollm2-draft; without it decoding is native",
-    )
+    add_models(p, without_draft="decoding is native")
     source = p.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
@@ -79,12 +73,9 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=int, help="same seed, same text, with or without speculation (but not --verify rejection)"
     )
     p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
-    p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
-    p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
+    add_lengths(p)
     p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
-    p.add_argument("--tree", metavar="TREE", help='chain (the default), auto, or children by depth, as in "4,2,2"')
-    p.add_argument("--node-budget", type=int, metavar="N", help="most nodes of a tree (default 64, with auto 32)")
-    p.add_argument("--speculative-config", metavar="JSON", help="fields of SpeculativeConfig as a JSON object")
+    add_speculative_config(p)
     p.add_argument("--native", action="store_true", help="decode without the draft model")
     p.add_argument(
         "--compare", action="store_true", help="native against speculative, alternated; implies --ignore-eos"
@@ -94,31 +85,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
-    p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    p.add_argument(
-        "--target-quant",
-        metavar="FORMAT",
-        help="quantise the model as it is read: int8, int8-g32, int4, int4-g64-sym, ...; none: a GGUF file's as floats",
-    )
-    p.add_argument("--draft-quant", metavar="FORMAT", help="the same for the draft model")
-    p.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help="default: the model's dtype")
-    p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="default: float32 on the CPU")
+    add_loading(p)
     return p
 
 
 def main(argv: Seq[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
-    try:
-        return _main(parser().parse_args(argv))
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is still buffered has nowhere to go
-        return 141
-    except (ParameterError, ModelError, ChatError, ArithmeticError, OSError) as error:
-        print(f"lychee run: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("lychee run", lambda: _main(parser().parse_args(argv)))
 
 
 def _main(args: argparse.Namespace) -> int:
@@ -140,22 +114,10 @@ def _main(args: argparse.Namespace) -> int:
         draft = None
     if args.compare and draft is None:
         raise ParameterError("--compare needs a --draft-model")
-    config = None if draft is None else _speculative_config(args)
+    config = None if draft is None else speculative_config(args)
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
-    llm = LLM(
-        target,
-        draft,
-        config,
-        device=args.device,
-        dtype=args.dtype,
-        target_quant=args.target_quant,
-        draft_quant=args.draft_quant,
-        kv_cache_dtype=args.kv_cache_dtype,
-        **sizes,
-    )
-    for note in llm.notes:
-        print(f"lychee run: {note}", file=sys.stderr)
+    llm = load("lychee run", args, target, draft, config, sizes)
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     identical: bool | None = None
     if conversing:
@@ -206,19 +168,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ParameterError("--prompt-file-whole needs a --prompt-file")
     if args.batch_size is not None and args.batch_size < 1:
         raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
-    if args.report and not args.report.absolute().parent.is_dir():
-        raise ParameterError(f"--report is {args.report}, whose directory does not exist")
-    if args.report and args.report.is_dir():
-        raise ParameterError(f"--report is {args.report}, which is a directory")
-
-
-def _speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
-    flags = {
-        name: getattr(args, name)
-        for name in ("max_draft_len", "num_speculative_tokens", "verify", "tree", "node_budget")
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
-    return SpeculativeConfig.from_json(args.speculative_config or "{}", **given)
+    check_writable("--report", args.report)
 
 
 def _default(given: Any, default: Any) -> Any:
@@ -229,14 +179,7 @@ def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
     if args.prompt is not None:
         return [args.prompt]
     if args.prompt_file:
-        try:
-            text = args.prompt_file.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ParameterError(f"--prompt-file {args.prompt_file} is not UTF-8: {error}") from error
-        found = [text] if args.prompt_file_whole else [line for line in text.split("\n") if line.strip()]
-        if not any(found):
-            raise ParameterError(f"--prompt-file {args.prompt_file} holds no prompt")
-        return found
+        return prompts_of_file(args.prompt_file, args.prompt_file_whole)
     if text := _read_stdin(wait=not packaged):
         return [text]
     if not packaged:

@@ -103,7 +103,7 @@ class LLM:
         eos_ids = self.target.config.eos_token_ids.union(
             () if self.tokenizer.eos_id is None else [self.tokenizer.eos_id]
         )
-        self._maker = RequestMaker(
+        self.maker = RequestMaker(
             self.tokenizer, self.vocab, self.max_model_len, eos_ids, self.speculative_config.verify
         )
         self._engines: dict[bool, Engine] = {}
@@ -189,14 +189,14 @@ class LLM:
         def request(max_tokens: int) -> Sequence:
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
             self._next_id += 1
-            return self._maker.sequences([0, 0], params, self._next_id - 1)[0]
+            return self.maker.sequences([0, 0], params, self._next_id - 1)[0]
 
         widths = [width for width in buckets.widths if width <= MAX_CHILDREN]
         return measured(engine, buckets.depths, widths, request, self.max_model_len - 2)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
-        return self._maker.mode(params)
+        return self.maker.mode(params)
 
     def metrics(self, native: bool = False) -> Metrics:
         """The metrics of an engine since it was made or its metrics were reset."""
@@ -306,7 +306,7 @@ class LLM:
             raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
         requests = []
         for prompt, sampling in zip(many, params, strict=True):
-            seqs = self._maker.sequences(prompt, sampling, self._next_id)
+            seqs = self.maker.sequences(prompt, sampling, self._next_id)
             self._next_id += len(seqs)
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
             if lossy:

@@ -1,0 +1,7 @@
+"""`python -m lychee.check`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,155 @@
+"""What a check found, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ..runtime.sampling_params import SamplingParams
+from .chi_square import ChiSquare
+from .proofs import NUM_SEEDS, Plan, Results, Tried
+from .sampled import SIGNIFICANCE, Sampled
+from .samples import LENGTH
+from .tokens import Difference, Equality
+
+SHOWN = 5  # differences of a proof that are listed
+
+
+def table(plan: Plan, results: Results) -> Table:
+    """A row for each proof and each control."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        made.add_column()
+    num_prompts, sampling = len(plan.prompts), described(plan.sampling)
+    once = f"{num_prompts} prompts, alone and as one batch"
+    seeds = f"{num_prompts} prompts with {NUM_SEEDS} seeds, alone and as one batch, {sampling}"
+    made.add_row("greedy", _verdict(results.greedy.passed), _equality(results.greedy, once))
+    made.add_row("coupled", _verdict(results.coupled.passed), _equality(results.coupled, seeds))
+    made.add_row("sampled", _verdict(results.sampled.passed), _sampled(results.sampled, sampling))
+    for tried in results.controls:
+        made.add_row("control", "caught" if tried.caught else "NOT CAUGHT", _tried(tried))
+    return made
+
+
+def _verdict(passed: bool) -> str:
+    return "passed" if passed else "FAILED"
+
+
+def described(params: SamplingParams) -> str:
+    parts = [f"temperature {params.temperature:g}"]
+    if params.top_k > 0:
+        parts.append(f"top-k {params.top_k}")
+    if params.top_p < 1:
+        parts.append(f"top-p {params.top_p:g}")
+    if params.min_p > 0:
+        parts.append(f"min-p {params.min_p:g}")
+    return ", ".join(parts)
+
+
+def _equality(found: Equality, what: str) -> str:
+    if not found.differences:
+        return f"{what}: the {found.num_tokens} tokens of native decoding"
+    ties = sum(difference.near_tie for difference in found.differences)
+    near = f", {ties} of them at near ties" if ties else ""
+    return f"{what}: {len(found.differences)} texts differ from native decoding's{near}"
+
+
+def _sampled(found: Sampled, sampling: str) -> str:
+    return (
+        f"{found.num_prompts} prompts, {found.num_samples} samples of {LENGTH} tokens each, {sampling}: "
+        f"against native decoding's exact probabilities: p = {found.p_value:.2g}, fails below {SIGNIFICANCE:g}"
+    )
+
+
+def _tried(tried: Tried) -> str:
+    what, found = f"{tried.control.what}: {tried.proof}", tried.found
+    if isinstance(found, Sampled):
+        return f"{what} has p = {found.p_value:.2g} after {found.num_prompts} of the prompts"
+    if not found.differences:
+        return f"{what} finds no difference"
+    first = found.differences[0]
+    return f"{what} differs at prompt {first.prompt}, token {first.position}"
+
+
+def details(results: Results, named: Callable[[int], str]) -> Iterator[str]:
+    """What failed and where, a line each. named: a token id as text."""
+    for name, found in (("greedy", results.greedy), ("coupled", results.coupled)):
+        for difference in found.differences[:SHOWN]:
+            yield f"{name}: {_difference(difference, named)}"
+        if len(found.differences) > SHOWN:
+            yield f"{name}: {len(found.differences) - SHOWN} more differences"
+    if not results.sampled.passed:
+        for name, test in results.sampled.evidence.tests.items():
+            yield f"sampled: {name.replace('_', ' ')}: {_chi_square(test)}"
+
+
+def _difference(at: Difference, named: Callable[[int], str]) -> str:
+    def token(number: int | None) -> str:
+        return "the end" if number is None else f"{number} {named(number)!r}"
+
+    seed = "" if at.seed is None else f", seed {at.seed}"
+    where = f"prompt {at.prompt}{seed}, {'in the batch' if at.together else 'alone'}"
+    margin = "" if at.margin is None else f"; margin {at.margin:.3g} in native decoding, allowed {at.allowed:.3g}"
+    return f"{where}: token {at.position} is {token(at.speculative)}, native {token(at.native)}{margin}"
+
+
+def _chi_square(found: ChiSquare) -> str:
+    if found.p_value == 0 and found.freedom == 1:
+        return "a token was emitted that has no probability"
+    return f"chi-square {found.statistic:.0f} at {found.freedom} degrees of freedom, p = {found.p_value:.2g}"
+
+
+def summary(results: Results, lossy: bool, seconds: float) -> str:
+    """The last line."""
+    caught = sum(tried.caught for tried in results.controls)
+    controls = f"{caught} of {len(results.controls)} controls caught"
+    if not results.lossless:
+        names = [name for name in ("greedy", "coupled", "sampled") if not getattr(results, name).passed]
+        why = "; fallback_sampling is false, which is lossy" if lossy else ""
+        return f"NOT LOSSLESS: {', '.join(names)} failed{why}; {controls}; {seconds:.0f} s"
+    if not results.powerful:
+        return (
+            f"NO POWER: the proofs passed, but {controls}, so they would not see every fault here; give more "
+            f"--samples, more prompts, or sampling at which the draft is refused more often; {seconds:.0f} s"
+        )
+    return (
+        f"passed: 3 of 3 proofs, {controls}; {seconds:.0f} s. Of seeds, {SIGNIFICANCE:.1%} fail the sampled proof of a "
+        "lossless pair"
+    )
+
+
+def as_json(plan: Plan, results: Results, config: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def of(found: Equality | Sampled) -> dict[str, Any]:
+        if isinstance(found, Equality):
+            differences = [{**asdict(d), "near_tie": d.near_tie} for d in found.differences]
+            return {"num_tokens": found.num_tokens, "differences": differences}
+        tests = {
+            name: {"statistic": min(test.statistic, 1e300), "freedom": test.freedom, "p_value": test.p_value}
+            for name, test in found.evidence.tests.items()
+        }
+        return {
+            "num_prompts": found.num_prompts,
+            "num_samples": found.num_samples,
+            "p_value": found.p_value,
+            "tests": tests,
+        }
+
+    return {
+        "passed": results.lossless and results.powerful,
+        "speculative_config": config,
+        "sampling": {name: getattr(plan.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
+        "num_prompts": len(plan.prompts),
+        "max_tokens": plan.sampling.max_tokens,
+        "significance": SIGNIFICANCE,
+        "proofs": {
+            name: {"passed": getattr(results, name).passed, **of(getattr(results, name))}
+            for name in ("greedy", "coupled", "sampled")
+        },
+        "controls": [
+            {"what": t.control.what, "proof": t.proof, "caught": t.caught, **of(t.found)} for t in results.controls
+        ],
+        "seconds": seconds,
+    }
