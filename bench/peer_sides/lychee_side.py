@@ -1,4 +1,4 @@
-"""lychee, natively or speculatively, with the threads' waiting that its command line sets."""
+"""lychee, natively or speculatively with planned trees, with the threads' waiting that its command line sets."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class LycheeSide:
         self.llm = LLM(
             setup.model,
             None if self.native else setup.draft_model,
+            None if self.native else {"tree": "auto"},
             device="cpu",
             target_quant=setup.options["target_quant"],
             draft_quant=None if self.native else setup.draft_quant,
