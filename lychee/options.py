@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from .models.chat import ChatError
 from .models.files import ModelError
-from .runtime.config import SpeculativeConfig
+from .runtime.config import SpeculativeConfig, Verify
 from .runtime.llm import DTYPES, LLM
 from .runtime.sampling_params import ParameterError
 
@@ -36,6 +36,7 @@ def add_models(p: argparse.ArgumentParser, without_draft: str) -> None:
 def add_lengths(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
     p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
+    p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
     p.add_argument("--tree", metavar="TREE", help='chain (the default), auto, or children by depth, as in "4,2,2"')
     p.add_argument("--node-budget", type=int, metavar="N", help="most nodes of a tree (default 64, with auto 32)")
 

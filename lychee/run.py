@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 from tqdm import tqdm
@@ -32,7 +32,6 @@ from .options import (
     speculative_config,
 )
 from .report import Run, report, table
-from .runtime.config import Verify
 from .runtime.llm import LLM
 from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
@@ -70,11 +69,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--top-k", type=int, default=0, help="0 is off")
     p.add_argument("--min-p", type=float, default=0.0, help="0 is off")
     p.add_argument(
-        "--seed", type=int, help="same seed, same text, with or without speculation (but not --verify rejection)"
+        "--seed",
+        type=int,
+        help="same seed, same text, with or without speculation (but not --verify rejection or traversal)",
     )
     p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
     add_lengths(p)
-    p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
     add_speculative_config(p)
     p.add_argument("--native", action="store_true", help="decode without the draft model")
     p.add_argument(
