@@ -50,7 +50,7 @@ class DraftLoop:
         self.binds = can_bind(kv.storage.device)
         self.buckets = Buckets() if buckets is None else buckets
         self.program = lru_cache(maxsize=64)(self._program)
-        self.constants = lru_cache(maxsize=64)(_constants)
+        self.constants = lru_cache(maxsize=8)(_constants)  # it keeps batches alive
 
     def run(self, batch: SamplingBatch, active: tuple[int, ...], plan: DraftPlan) -> Drawn | None:
         """Draft a tree for each of the sequences `active`. None where the loop has to run level by level.

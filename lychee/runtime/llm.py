@@ -27,7 +27,7 @@ from .cost_table import CostTable
 from .drafter import Drafter, ModelDrafter
 from .engine import Engine
 from .load_pair import load_pair
-from .measure import measured
+from .measure import MEASURED_FROM, measured
 from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .planned import MAX_CHILDREN, Planned
@@ -174,17 +174,19 @@ class LLM:
                 raise RuntimeError("warm_up: requests are running")
             warm_up(engine)
         params = replace(sampling_params or SamplingParams(), min_tokens=0, n=1, ignore_eos=True)
-        if isinstance(engine.controller, Planned):
-            engine.controller.costs = self._measured(engine, engine.controller.buckets)
+        pool = engine.scheduler.pool
+        room = min(self.max_model_len, pool.num_blocks * pool.block_size) - 2  # after a prompt of two tokens
+        if isinstance(engine.controller, Planned) and room >= MEASURED_FROM:
+            engine.controller.costs = self._measured(engine, engine.controller.buckets, room)
         for shape in engine.shapes:
             wanted = max(4, shape.depth + 2)  # a token of prefill, and a round that nothing cuts
-            if wanted + 2 <= self.max_model_len:
+            if wanted <= room:
                 with lowering(engine, shape):
                     self.generate([[0, 0]], replace(params, max_tokens=wanted), native=native)
         self.reset_metrics(native)
 
-    def _measured(self, engine: Engine, buckets: ShapeBuckets) -> CostTable:
-        """What rounds cost on this machine."""
+    def _measured(self, engine: Engine, buckets: ShapeBuckets, room: int) -> CostTable:
+        """What rounds cost on this machine, of those whose requests have room."""
 
         def request(max_tokens: int) -> Sequence:
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
@@ -192,7 +194,7 @@ class LLM:
             return self.maker.sequences([0, 0], params, self._next_id - 1)[0]
 
         widths = [width for width in buckets.widths if width <= MAX_CHILDREN]
-        return measured(engine, buckets.depths, widths, request, self.max_model_len - 2)
+        return measured(engine, buckets.depths, widths, request, room)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""

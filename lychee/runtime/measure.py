@@ -25,8 +25,8 @@ Times = tuple[float, float, float]
 def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make: Maker, room: int) -> CostTable:
     """Costs of rounds, from chains of these lengths, 0 and 1 among them, and trees whose levels have `widths` rows.
 
-    The engine must be idle. room: tokens that a request may emit; shapes that do not fit are left out. What else runs
-    on a machine only adds to a time, so each is the least of several sweeps' medians.
+    The engine must be idle. room: tokens that a request may emit, at least MEASURED_FROM; shapes that do not fit are
+    left out. What else runs on a machine only adds to a time, so each is the least of several sweeps' medians.
     """
     chains = {length: TreeShape.chain(length) for length in lengths}
     trees = {width: TreeShape.widths((width, *(1,) * (DEPTH - 1))) for width in widths if width > 1}
@@ -54,6 +54,10 @@ def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make
 def wanted(shape: TreeShape) -> int:
     """Tokens that rounds of a shape may emit, so that none is cut."""
     return (ROUNDS + 1) * (shape.depth + 1) + 1
+
+
+MEASURED_FROM = wanted(TreeShape.chain(1))
+"""Tokens of the least requests that costs can be measured with."""
 
 
 def _timed(engine: Engine, shape: TreeShape, make: Maker) -> Times:

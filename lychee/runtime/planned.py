@@ -39,9 +39,9 @@ class _Request:
 class Planned:
     """Shapes of `planner.plan`. `costs` may be replaced at any time, as when they have been measured.
 
-    A request begins with what is best by the acceptance of all before it, and is planned by its own after a while:
-    planning takes a good part of a millisecond. Where plain decoding is planned nothing is learnt of the draft: after a
-    pause that doubles up to LAST_PAUSE rounds a short chain probes whether it would be accepted again.
+    A request begins, alone or in a batch of another size, with what is best by the acceptance of all, and is planned by
+    its own after a while: planning takes a good part of a millisecond. Where plain decoding is planned nothing is
+    learnt of the draft: after a pause that doubles up to LAST_PAUSE rounds a short chain probes it again.
 
     max_depth: levels at most. node_budget: drafted nodes at most.
     """
@@ -74,8 +74,8 @@ class Planned:
         if known is None:
             known = self._requests[request_id] = _Request(self.shared.of_request(), TreeShape.chain(0))
         if known.rounds_left <= 0 or known.planned_for != together:
-            was_native = known.planned_for == together and known.shape.depth == 0
-            begins = known.planned_for == 0
+            begins = known.planned_for != together
+            was_native = not begins and known.shape.depth == 0
             known.shape = self._first(together) if begins else self._planned(known.stats, together)
             known.planned_for = together
             if known.shape.depth:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
-
-from .tree import TreeShape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 WIDTHS = (1, 2, 4, 8)
@@ -14,13 +11,12 @@ WIDTHS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class ShapeBuckets:
-    """The sizes that a planned shape may have. Parents are data; what programs are made for is only these three.
+    """The sizes that a planned shape may have.
 
     rows: nodes to verify, root included; a shape has exactly one of these numbers, so that verification pads nothing.
         They are close where a pass over few rows costs by the row, and multiples of a kernel's row tile further on.
     depths: levels of drafted nodes, 0 for plain decoding; a shape has exactly one of these.
-    widths: frontier rows of the levels after the root's, the same for all of them: a level with fewer is padded. Loops
-        are then made by (depth, width), not by the rows of each of up to 32 levels.
+    widths: frontier rows that the levels after the root's have at most. A shape is charged for so many in all of them.
     """
 
     rows: tuple[int, ...]
@@ -32,10 +28,6 @@ class ShapeBuckets:
             sizes = getattr(self, name)
             if sizes[:1] != (least,) or list(sizes) != sorted(set(sizes)):
                 raise ValueError(f"{name} is {sizes}, must start with {least} and rise")
-
-    def width(self, shape: TreeShape) -> int:
-        """Rows of the padded frontier of a planned shape's levels after the root's; 1 where there is none."""
-        return self.widths[bisect_left(self.widths, max(map(len, shape.frontiers), default=1))]
 
 
 @lru_cache

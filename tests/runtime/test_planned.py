@@ -69,9 +69,12 @@ def test_a_new_request_begins_with_what_others_have_shown():
 
 def test_requests_differ_by_their_own_acceptance():
     controller = Planned(ROWS_COST_LIGHT, 8, 16)
-    for i in range(40):
-        play(controller, lambda _: (0.95,), 8, seed=i, request=1)
-        play(controller, lambda _: (0.1,), 8, seed=i, request=2)
+    draws = random.Random(0)
+    for _ in range(320):
+        for request, shape, rate in zip((1, 2), controller.plan([1, 2]), (0.95, 0.1), strict=True):
+            length = next((d for d in range(shape.depth) if draws.random() >= rate), shape.depth)
+            path = [0, *shape.trunk[1 : length + 1]]
+            controller.observe(request, shape, path, len(path))
     good, bad = controller.plan([1, 2])
     assert good.depth > bad.depth
     controller.forget(1)

@@ -39,3 +39,12 @@ def test_it_is_refused_while_a_request_runs(llm):
     with pytest.raises(RuntimeError, match="requests are running"):
         llm.warm_up()
     stream.close()
+
+
+@pytest.mark.parametrize("sizes", [{"max_model_len": 4}, {"max_model_len": 12}, {"num_blocks": 1}, {"num_blocks": 3}])
+@pytest.mark.parametrize("tree", ["chain", "auto", "4,2"])
+def test_what_has_no_room_is_left_cold(tree, sizes):
+    small = LLM(demo.TARGET, demo.DRAFT, {"tree": tree}, device=DEVICE, **sizes)
+    small.warm_up(PARAMS)
+    params = SamplingParams(max_tokens=2, temperature=0)
+    assert len(small.generate([[5, 6]], params)[0].outputs[0].token_ids) == 2
