@@ -231,7 +231,7 @@ def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
 def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> tuple[list[Run], bool | None]:
     """Native and speculative runs of the same prompts, alternated; whether their tokens are identical.
 
-    `identical` is None where speculation promises the distribution only (rejection without a seed).
+    `identical` is None where speculation promises the distribution only (sampling that is not coupled).
     """
     runs = [Run("native"), Run("speculative")]
     for i, batch in enumerate(tqdm(list(_batches(prompts, batch_size)), desc="comparing", unit="batch", leave=False)):

@@ -45,7 +45,7 @@ def print_comparison(runs: Seq[Run], identical: bool | None) -> None:
     if runs[1].lossy:
         print("identical: null (lossy: with fallback_sampling=false the distribution is not native decoding's)")
     elif identical is None:
-        print("identical: null (rejection keeps the distribution; a --seed with coupled acceptance keeps the tokens)")
+        print("identical: null (the distribution is kept; coupled acceptance, as with a --seed, keeps the tokens)")
     else:
         print(f"identical: {str(identical).lower()}")
         for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):

@@ -41,7 +41,7 @@ class Rule:
 
 
 def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: int, rule: Rule) -> Accepted:
-    """Greedy and coupled sequences follow the target's own draws; the others go through the rejection test.
+    """Greedy and coupled sequences follow the target's own draws; the others by the rule.
 
     logits: [num_live_nodes, model_vocab] fp32, the target's, a row per node in the order of `proposals.nodes`.
     """
