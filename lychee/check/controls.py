@@ -16,6 +16,7 @@ from ..models.layout import Rows
 from ..runtime.acceptance import Accepted
 from ..runtime.drafter import Drafter, ModelDrafter
 from ..runtime.engine import Engine
+from ..runtime.goes_on import GoesOn
 from ..runtime.inputs import SamplingBatch
 from ..runtime.proposals import Proposals
 from ..runtime.tree import ProposedTree, TreeShape
@@ -53,8 +54,8 @@ class DraftsGreedily(ModelDrafter):
         super().__init__(sound.model, sound.kv, sound.vocab, sound.max_num_batched_tokens)
         self.compiled, self.loop = sound.compiled, sound.loop
 
-    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
-        return super().propose(replace(batch, greedy=np.ones_like(batch.greedy)), shapes)
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
+        return super().propose(replace(batch, greedy=np.ones_like(batch.greedy)), shapes, goes_on)
 
 
 class NoResidual(Verifier):

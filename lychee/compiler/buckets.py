@@ -12,7 +12,7 @@ from .program import Program, Sizes
 
 AFTER = 4
 """Times that a bucket is left to run op by op first: lowering takes as long as they lose by that."""
-KEPT = 64
+KEPT = 256
 
 
 class Buckets:

@@ -5,6 +5,7 @@ from .accept_rejection import accept_rejection
 from .accept_traversal import accept_traversal
 from .attention import attention
 from .attention_prefill import attention_prefill
+from .confidence import confidence
 from .contract import ContractError
 from .embed import embed
 from .embed_quantized import embed_int4, embed_int8
@@ -36,6 +37,7 @@ __all__ = [
     "attention",
     "attention_prefill",
     "commit_kv",
+    "confidence",
     "draw",
     "embed",
     "embed_int4",

@@ -63,8 +63,6 @@ def accept(proposals: Proposals, logits: Tensor, batch: SamplingBatch, vocab: in
     if any(batch.rejection):
         # With one-node trees only there is no draft distribution, and none is read.
         drafted = log_probs if proposals.draft_log_probs is None else proposals.draft_log_probs
-        if len(drafted) != len(log_probs):
-            drafted = drafted[on_device(nodes.rows, drafted.device)]
         results.append(rule(tree, log_probs, drafted, batch.seq_keys(), max_path))
     paths, lens, following = results[-1]
     if len(results) == 2:

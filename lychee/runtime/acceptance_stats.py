@@ -44,13 +44,13 @@ class AcceptanceStats:
         """Those of a new request; what it observes, these observe too."""
         return AcceptanceStats(self.max_depth, self.max_children, self)
 
-    def observe(self, shape: TreeShape, path: Seq[int], emitted: int) -> None:
-        """One round: the accepted path's nodes, root first, and how many tokens were emitted.
+    def observe(self, shape: TreeShape, path: Seq[int], emitted: int, levels: int) -> None:
+        """One round: the accepted path's nodes, root first, how many tokens were emitted, and how many levels drafted.
 
         A token past the end of the text was not emitted, and does not count. A planned child that was never drawn, as
         the draft had no further token, counts as rejected: that is what planning it brings.
         """
-        for depth, node in enumerate(path[: min(emitted, self.max_depth)]):
+        for depth, node in enumerate(path[: min(emitted, levels, self.max_depth)]):
             accepted = shape.ranks[path[depth + 1]] if depth + 1 < len(path) else None
             drawn = shape.num_children[node] if accepted is None else accepted + 1
             for rank in range(min(drawn, self.max_children)):

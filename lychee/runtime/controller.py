@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .config import SpeculativeConfig
-from .tree import TreeShape
+from .goes_on import GoesOn
+from .tree import ProposedTree, TreeShape
 
 BUCKETS = (4, 8, 12, 16, 24, 32)
 WINDOW = 8  # rounds
@@ -26,11 +27,18 @@ class Controller(Protocol):
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]: ...
 
-    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None:
+    @property
+    def goes_on(self) -> GoesOn | None:
+        """Asked while a tree is drafted; None drafts it whole."""
+
+    def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None:
         """One round's outcome: its tree, the accepted path's nodes, root first, and how many tokens were emitted.
 
         Fewer are emitted than the path has nodes where the text ended within it.
         """
+
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
+        """What a round of these trees took."""
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
@@ -41,6 +49,7 @@ class Fixed:
     """The same shape in every round."""
 
     shape: TreeShape
+    goes_on: GoesOn | None = None
 
     @property
     def shapes(self) -> Seq[TreeShape]:
@@ -49,7 +58,9 @@ class Fixed:
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
         return [self.shape] * len(request_ids)
 
-    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None: ...
+    def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None: ...
+
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None: ...
 
     def forget(self, request_id: int) -> None: ...
 
@@ -70,6 +81,8 @@ class Window:
     row drop to the smallest bucket, then to native decoding, from which a short chain probes with exponential backoff.
     """
 
+    goes_on = None
+
     def __init__(self, max_draft_len: int, threshold: float) -> None:
         self.buckets = [b for b in BUCKETS if b < max_draft_len] + [max_draft_len]
         self.threshold = threshold
@@ -88,7 +101,8 @@ class Window:
             return 0
         return self.buckets[history.bucket]
 
-    def observe(self, request_id: int, shape: TreeShape, path: Seq[int], emitted: int) -> None:
+    def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None:
+        shape = tree.shape
         if shape.depth == 0:
             return
         drafted, accepted = len(shape.trunk) - 1, shape.on_trunk(path)
@@ -114,6 +128,8 @@ class Window:
             if bucket != history.bucket:
                 history.bucket = bucket
                 history.rounds.clear()
+
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None: ...
 
     def forget(self, request_id: int) -> None:
         self._history.pop(request_id, None)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lychee.kernels import draw, process_logits
+from lychee.kernels import confidence, draw, process_logits
 from lychee.kernels.philox import DRAFT, TARGET
 from lychee.models.compiled import CompiledLlama
 from lychee.models.kv_cache import KVCache
@@ -18,9 +18,11 @@ from lychee.models.layout import Ints, Rows, ints
 from lychee.models.llama import Llama
 
 from .draft_loop import DraftLoop, Drawn
+from .drafting import Drafting
+from .goes_on import GoesOn
 from .inputs import SamplingBatch
-from .nodes import DraftPlan, Level, split
-from .proposals import Proposals, refuse_undrawn, undrafted
+from .nodes import DraftPlan, Level, Segment, split
+from .proposals import Proposals, undrafted
 from .sequence import Sequence
 from .tree import ProposedTree, TreeShape
 
@@ -30,11 +32,11 @@ class Drafter(Protocol):
 
     max_len: int
 
-    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals: ...
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals: ...
 
 
 class ModelDrafter:
-    """A draft model over the target's blocks, with KV storage of its own. Drafts chains."""
+    """A draft model over the target's blocks, with KV storage of its own."""
 
     def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
         self.model, self.kv, self.vocab = model, kv, vocab
@@ -42,59 +44,69 @@ class ModelDrafter:
         self.max_len = model.config.max_positions
         self.max_num_batched_tokens = max_num_batched_tokens
 
-    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
         """Draw each sequence's tree; sequences with a one-node shape are left alone, their draft KV stays behind."""
         active = tuple(i for i, shape in enumerate(shapes) if shape.num_nodes > 1)
         if not active:
             return undrafted(batch.seqs)
         self._catch_up([batch.seqs[i] for i in active])
-        plan = DraftPlan.of(tuple(shapes[i] for i in active))
-        drawn = self.loop.run(batch, active, plan)
-        if drawn is None:
-            drawn = self._level_by_level(batch, active, plan)
-        roots = ints([batch.seqs[i].tokens[-1] for i in active])
-        tokens = plan.node_tokens(roots, drawn.tokens)
-        if tokens.min() < 0:
-            refuse_undrawn(plan.bury(tokens), "draft")
-        trees = [ProposedTree(shape, (seq.tokens[-1],)) for seq, shape in zip(batch.seqs, shapes, strict=True)]
-        for i, mine in zip(active, split(tokens, plan.cu_nodes), strict=True):
-            trees[i] = ProposedTree(shapes[i], tuple(mine))
-        return Proposals(tuple(trees), self._kept(shapes, active, plan, drawn.log_probs))
+        drafting = Drafting.start(batch, shapes)
+        while active:
+            plan = DraftPlan.of(tuple(shapes[i] for i in active))
+            first, depth = drafting.levels[active[0]], len(plan.levels)
+            asked = goes_on if goes_on and 0 < goes_on.levels < depth else None
+            segment = plan.segment(first, min(first + asked.levels, depth) if asked else depth)
+            before = drafting.tokens_of(active)
+            seqs = [batch.seqs[i] for i in active]
+            if first:
+                tokens = before[segment.token_rows]
+            else:
+                tokens = ints([token for seq in seqs for token in seq.tokens[-2:]])
+            drawn = self.loop.run(batch, active, segment, tokens, asked is not None)
+            if drawn is None:
+                drawn = self._level_by_level(batch, active, segment, tokens, before, asked is not None)
+            drafting.add(active, segment, drawn, self.vocab)
+            if asked:
+                told = [
+                    asked(s.seq_id, drafting.levels[i], drafting.sure[i]) for s, i in zip(seqs, active, strict=True)
+                ]
+                active = tuple(i for i, more in zip(active, told, strict=True) if more)
+            active = tuple(i for i in active if shapes[i].depth > segment.last)
+        return drafting.proposals()
 
-    def _kept(
-        self, shapes: Seq[TreeShape], active: tuple[int, ...], plan: DraftPlan, levels: Seq[Tensor]
-    ) -> Tensor | None:
-        """A row for every node of the batch; `levels` has one for every node of each frontier."""
-        if not levels:
-            return None
-        first = np.cumsum([0, *(shape.num_nodes for shape in shapes)])
-        kept = levels[0].new_zeros(int(first[-1]), self.vocab)
-        for level, log_probs in zip(plan.levels, levels, strict=True):
-            nodes = first[list(active)][level.frontier.seq_idx] + level.frontier.nodes
-            kept[torch.from_numpy(nodes).to(kept.device)] = log_probs
-        return kept
-
-    def _level_by_level(self, batch: SamplingBatch, active: tuple[int, ...], plan: DraftPlan) -> Drawn:
-        """The same as the loop does, from the host."""
-        seqs, kept = [batch.seqs[i] for i in active], any(batch.rejection[i] for i in active)
-        before, blocks = [seq.cached - 1 for seq in seqs], [seq.blocks for seq in seqs]
-        tokens = ints([token for seq in seqs for token in seq.tokens[-2:]])
-        drawn, log_probs = np.full(plan.num_draws, -1, np.int32), []
-        draws, roots, begin = drawn, ints([seq.tokens[-1] for seq in seqs]), 0
-        for level in plan.levels:
-            if level.token_from is not None:
+    def _level_by_level(
+        self,
+        batch: SamplingBatch,
+        active: tuple[int, ...],
+        segment: Segment,
+        tokens: Ints,
+        before: Ints,
+        confident: bool,
+    ) -> Drawn:
+        """The same as the loop does, from the host. before: tokens of all nodes, as far as they are drawn."""
+        plan, seqs, kept = segment.plan, [batch.seqs[i] for i in active], any(batch.rejection[i] for i in active)
+        contexts, blocks = [seq.cached - 1 for seq in seqs], [seq.blocks for seq in seqs]
+        known, draws, every, log_probs, sure = before.copy(), tokens, [], [], []
+        drawn, begin = np.full(plan.num_draws, -1, np.int32), plan.draws_before(segment.first)
+        for nth, level in enumerate(segment.levels):
+            if nth and level.token_from is not None:
                 tokens = draws[level.token_from]
-            rows = Rows.of(level.rows, tokens, before, blocks, self.kv.block_size, level.logit_rows)
+            rows = Rows.of(level.rows, tokens, contexts, blocks, self.kv.block_size, level.logit_rows)
             logits = self.compiled.forward(rows)
+            if confident:
+                sure.append(confidence(logits, self.vocab).cpu().numpy())
             at = ints(active)[level.frontier.seq_idx]
-            paths = split(plan.node_tokens(roots, drawn), plan.cu_nodes) if batch.window else []
+            paths = split(known, plan.cu_nodes) if batch.window else []
             found = process_logits(logits, batch.rows(at, level.frontier, paths), batch.params, self.vocab)
             draws = self._draw(batch, at, level, found).ravel()
             drawn[begin : begin + len(draws)] = draws
             begin += len(draws)
+            nodes = np.flatnonzero(plan.depths == segment.first + nth + 1)
+            known[nodes] = drawn[plan.drawn_at[nodes]]
+            every.append(draws)
             if kept:
                 log_probs.append(found)
-        return Drawn(drawn, log_probs)
+        return Drawn(np.concatenate(every), log_probs, sure)
 
     def _draw(self, batch: SamplingBatch, at: Ints, level: Level, log_probs: Tensor) -> Ints:
         """[rows, num_children]: by the draft's own noise under rejection, by the target's noise when coupled."""
@@ -135,14 +147,17 @@ class ModelDrafter:
 
 
 class ScriptedDrafter:
-    """Proposes the tokens that `script(sequence, length)` returns, at most `length`; their draft probability is 1."""
+    """Proposes the tokens that `script(sequence, length)` returns, at most `length`; their draft probability is 1.
+
+    Its trees are drafted whole.
+    """
 
     max_len = 1 << 30
 
     def __init__(self, script: Callable[[Sequence, int], Seq[int]], vocab: int) -> None:
         self.script, self.vocab = script, vocab
 
-    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
         trees = []
         for seq, shape in zip(batch.seqs, shapes, strict=True):
             drafted = tuple(self.script(seq, shape.num_nodes - 1))[: shape.num_nodes - 1] if shape.num_nodes > 1 else ()

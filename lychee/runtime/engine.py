@@ -109,10 +109,15 @@ class Engine:
     def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
         sampling = self._sampling(seqs)
         shapes = self._plan(seqs)
-        with self._timed("draft_s"):
-            proposals = self.drafter.propose(sampling, shapes) if self.drafter else undrafted(seqs)
-        with self._timed("verify_s"):
-            logits, accepted = self.verifier.run(self._rows(seqs, proposals), proposals, sampling)
+        begin = time.perf_counter()
+        goes_on = self.controller.goes_on
+        proposals = self.drafter.propose(sampling, shapes, goes_on) if self.drafter else undrafted(seqs)
+        drafted = time.perf_counter()
+        logits, accepted = self.verifier.run(self._rows(seqs, proposals), proposals, sampling)
+        verified = time.perf_counter()
+        self.metrics.draft_s += drafted - begin
+        self.metrics.verify_s += verified - drafted
+        self.controller.timed(proposals.trees, 1e3 * (drafted - begin), 1e3 * (verified - drafted))
         return self._emit(sampling, proposals, logits, accepted, in_round=True)
 
     @property
@@ -149,15 +154,16 @@ class Engine:
             chunks.append(chunk)
             seq.stats.first_token = seq.stats.first_token or time.perf_counter()
             if in_round:
-                outcome = tree.shape, accepted.nodes[i], len(chunk.token_ids)
-                seq.stats.add_round(*outcome, seq.finished)
-                self.controller.observe(seq.seq_id, *outcome)
+                path, emitted = accepted.nodes[i], len(chunk.token_ids)
+                seq.stats.add_round(tree.shape, path, emitted, seq.finished, tree.levels)
+                self.controller.observe(seq.seq_id, tree, path, emitted)
             else:
                 seq.stats.emitted += 1
             if tree.shape.num_nodes > 1:
                 # The draft has run every node but the leaves: one that ends the path lacks draft KV.
                 path = accepted.nodes[i]
-                seq.draft_cached = seq.cached + len(path) - (path[-1] not in tree.shape.parents)
+                is_leaf = len(path) > tree.depth or path[-1] not in tree.shape.parents
+                seq.draft_cached = seq.cached + len(path) - is_leaf
             seq.cached = len(seq.tokens) - 1
             if seq.finished:
                 self._end(seq)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from statistics import median
 
+import numpy as np
+
 from .cost_table import CostTable, Curve
 from .engine import Engine
 from .sequence import Sequence
@@ -39,9 +41,7 @@ def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make
             least[shape] = tuple(map(min, found, least.get(shape, found)))  # type: ignore[assignment]
         if time.perf_counter() - start > SECONDS:
             break
-    one, longest = least[chains[1]][0], max(length for length, shape in chains.items() if shape in least)
-    level = max(1e-3, (least[chains[longest]][0] - one) / (longest - 1)) if longest > 1 else one / 2
-    begin = max(0.0, one - level)
+    begin, level = line([(length, least[shape][0]) for length, shape in chains.items() if length and shape in least])
     draft = {1: level}
     for width, shape in trees.items():
         if shape in least:
@@ -49,6 +49,16 @@ def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make
     verify = {shape.num_nodes: times[1] for shape, times in least.items()}
     other = least[chains[0]][2]
     return CostTable(Curve(tuple(sorted(verify.items()))), Curve(tuple(sorted(draft.items()))), other, begin)
+
+
+def line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Milliseconds of a chain's drafting: what it begins with, and each level. By least squares; of one, half each."""
+    lengths, times = np.array(points).T
+    if len(points) == 1:
+        return float(times[0]) / 2, float(times[0]) / 2
+    level, begin = np.polyfit(lengths, times, 1)
+    level = max(1e-3, float(level))
+    return max(0.0, float(begin)), level
 
 
 def wanted(shape: TreeShape) -> int:

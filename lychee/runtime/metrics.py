@@ -38,15 +38,17 @@ class RequestStats:
     drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
 
-    def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool) -> None:
+    def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool, levels: int | None = None) -> None:
         """One round: its tree, the accepted path's nodes, root first, and how many tokens were emitted.
 
-        Where the text `ended`, nodes deeper than what was emitted do not count.
+        levels: of the tree that were drafted; None: all. Where the text `ended`, nodes deeper than what was emitted do
+        not count.
         """
         depth, trunk, nodes = shape.depth, len(shape.trunk) - 1, shape.num_nodes - 1
-        if ended:
-            depth, trunk = min(depth, emitted), min(trunk, emitted)
-            nodes = sum(1 for at in shape.depths if 0 < at <= emitted)
+        if ended or levels is not None:
+            depth = min(depth, emitted if ended else depth, depth if levels is None else levels)
+            trunk = min(trunk, depth)
+            nodes = sum(1 for at in shape.depths if 0 < at <= depth)
         reached = min(len(path) - 1, emitted)
         self.rounds += 1
         self.drafted += trunk

@@ -40,11 +40,13 @@ class Nodes:
 
     def alive(self, tokens: Ints) -> Nodes:
         """Without the nodes whose token is -1. None of what is left is a child of theirs."""
-        if tokens.min() >= 0:
-            return self
-        rows = np.flatnonzero(tokens >= 0).astype(np.int32)
+        return self if tokens.min() >= 0 else self._alive((tokens >= 0).tobytes())
+
+    @lru_cache(maxsize=256)  # noqa: B019 - all of them are few
+    def _alive(self, mask: bytes) -> Nodes:
+        rows = np.flatnonzero(np.frombuffer(mask, np.bool_)).astype(np.int32)
         layout, before = self.layout.take(rows), self.layout.cu_seqlens_q
-        new = np.zeros(len(tokens), np.int32)
+        new = np.zeros(len(mask), np.int32)
         new[rows] = np.arange(len(rows), dtype=np.int32) - layout.cu_seqlens_q[layout.seq_idx]
         parents = self.parents[rows]
         parents = np.where(parents < 0, -1, new[before[layout.seq_idx] + parents]).astype(np.int32)
@@ -99,6 +101,7 @@ class DraftPlan:
     levels: tuple[Level, ...]
     drawn_at: Ints
     parents: Ints
+    depths: Ints
     cu_nodes: Ints
 
     @staticmethod
@@ -129,11 +132,54 @@ class DraftPlan:
                 level = Level(frontier, pairs, ints(seconds), None, False, most)
             levels.append(level)
             start, begin = begin, begin + level.num_draws
-        return DraftPlan(tuple(levels), drawn_at, ints(parents), first)
+        return DraftPlan(tuple(levels), drawn_at, ints(parents), layout.depths, first)
+
+    @lru_cache(maxsize=256)  # noqa: B019 - plans are kept anyway
+    def segment(self, first: int, last: int) -> Segment:
+        """The levels that draw from depth `first` on, up to `last` exclusively."""
+        return Segment(self, first, self.levels[first:last])
+
+    @property
+    def num_draws(self) -> int:
+        return self.draws_before(len(self.levels))
+
+    def draws_before(self, level: int) -> int:
+        return sum(level.num_draws for level in self.levels[:level])
+
+    def bury(self, tokens: Ints, depth: int) -> list[int]:
+        """Where nodes are dead (-1), because there were fewer tokens to draw than children, so is all below them.
+
+        depth: of what has been drafted. Returns the tokens of live nodes' first children, which are always drawn if
+        logits are finite.
+        """
+        first, known = [], set[int]()
+        for row, (parent, at) in enumerate(zip(self.parents.tolist(), self.depths.tolist(), strict=True)):
+            if at > depth:
+                continue
+            if parent >= 0 and tokens[parent] < 0:
+                tokens[row] = -1
+            elif parent >= 0 and parent not in known:
+                known.add(parent)
+                first.append(int(tokens[row]))
+        return first
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Levels that are drafted together, by one program; the first of them draws from depth `first`."""
+
+    plan: DraftPlan
+    first: int
+    levels: tuple[Level, ...]
+
+    @property
+    def last(self) -> int:
+        """Down to this depth nodes have been drawn once it has run."""
+        return self.first + len(self.levels)
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], ...]:
-        """Plans with the same key are drafted by the same program."""
+        """Segments with the same key and `first` are drafted by the same program."""
         return tuple(level.key for level in self.levels)
 
     @cached_property
@@ -146,29 +192,24 @@ class DraftPlan:
         """The frontiers of all levels."""
         return _together([level.frontier for level in self.levels])
 
-    @property
-    def num_draws(self) -> int:
-        return sum(level.num_draws for level in self.levels)
+    @cached_property
+    def nodes(self) -> Ints:
+        """The nodes drawn."""
+        depths = self.plan.depths
+        return np.flatnonzero((depths > self.first) & (depths <= self.last)).astype(np.int32)
 
-    def node_tokens(self, roots: Ints, drawn: Ints) -> Ints:
-        """A token per node. roots: [num_seqs]; drawn: the draws of all levels."""
-        tokens = drawn[self.drawn_at]
-        tokens[self.cu_nodes[:-1]] = roots
-        return tokens
+    @cached_property
+    def drawn_at(self) -> Ints:
+        """Of `nodes`, their places among the segment's draws."""
+        at: Ints = self.plan.drawn_at[self.nodes] - np.int32(self.plan.draws_before(self.first))
+        return at
 
-    def bury(self, tokens: Ints) -> list[int]:
-        """Where nodes are dead (-1), because there were fewer tokens to draw than children, so is all below them.
-
-        Returns the tokens of live nodes' first children, which are always drawn if logits are finite.
-        """
-        first, known = [], set[int]()
-        for row, parent in enumerate(self.parents.tolist()):
-            if parent >= 0 and tokens[parent] < 0:
-                tokens[row] = -1
-            elif parent >= 0 and parent not in known:
-                known.add(parent)
-                first.append(int(tokens[row]))
-        return first
+    @cached_property
+    def token_rows(self) -> Ints:
+        """The nodes that the first level's rows are; not of the root's level, whose rows are two tokens each."""
+        frontier = self.levels[0].frontier
+        rows: Ints = self.plan.cu_nodes[frontier.seq_idx] + frontier.nodes
+        return rows
 
 
 def _together(parts: list[Layout]) -> Layout:

@@ -23,6 +23,11 @@ class Plan:
     emitted: float
     milliseconds: float
 
+    @property
+    def rate(self) -> float:
+        """Tokens per millisecond."""
+        return self.emitted / self.milliseconds
+
 
 @lru_cache(maxsize=256)
 def plan(accept: Table, costs: CostTable, buckets: ShapeBuckets, num_seqs: int = 1) -> Plan:
@@ -57,6 +62,24 @@ def plan(accept: Table, costs: CostTable, buckets: ShapeBuckets, num_seqs: int =
                         emitted, milliseconds = tokens, cost
                         chosen = [*trunk, *others[: rows - 1 - depth]]
     return Plan(_shape(chosen), emitted, milliseconds)
+
+
+def expected(shape: TreeShape, accept: Table) -> list[float]:
+    """Of each node, the probability that it is accepted: the product of `accept` along its path."""
+    reach = [1.0]
+    for node, parent in enumerate(shape.parents[1:], 1):
+        ranks = accept[min(shape.depths[node], len(accept)) - 1]
+        rank = shape.ranks[node]
+        reach.append(reach[parent] * (ranks[rank] if rank < len(ranks) else 0.0))
+    return reach
+
+
+@lru_cache(maxsize=256)
+def planned(shape: TreeShape, accept: Table, costs: CostTable, num_seqs: int = 1) -> Plan:
+    """What a given shape is expected to bring, as `plan` counts it."""
+    width = max(map(len, shape.frontiers[1:]), default=1)
+    milliseconds = costs.milliseconds(shape.num_nodes, shape.depth, width, num_seqs)
+    return Plan(shape, sum(expected(shape, accept)), milliseconds)
 
 
 @lru_cache(maxsize=16)

@@ -21,8 +21,8 @@ from .tree import ProposedTree, TreeShape
 class Proposals:
     """One proposed tree per sequence.
 
-    draft_log_probs: [num_nodes, vocab] fp32; row v is what v's children were drawn from. None where no sequence is
-    accepted by rejection, which alone reads it.
+    draft_log_probs: [num_live_nodes, vocab] fp32, in the order of `nodes`; a row is what its node's children were drawn
+    from. None where no sequence is accepted by rejection, which alone reads it.
     """
 
     trees: tuple[ProposedTree, ...]

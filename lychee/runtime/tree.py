@@ -120,10 +120,19 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class ProposedTree:
-    """A shape with its drafted tokens; tokens[0] is the root's."""
+    """A shape with its drafted tokens; tokens[0] is the root's, and -1 is that of a node which was not drawn.
+
+    levels: how many were drafted, from the root's children on; None: all.
+    """
 
     shape: TreeShape
     tokens: tuple[int, ...]
+    levels: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest level that was drafted."""
+        return self.shape.depth if self.levels is None else self.levels
 
 
 def parse_tree(text: str, node_budget: int, max_depth: int) -> TreeShape | Literal["auto", "chain"]:

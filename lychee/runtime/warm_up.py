@@ -13,6 +13,7 @@ from lychee.models.llama import Llama
 from .controller import Fixed
 from .drafter import ModelDrafter
 from .engine import Engine
+from .goes_on import Always
 from .tree import TreeShape
 
 # Rows and cached tokens: the kernels of most rounds. With a window also the first context that it does not hold.
@@ -49,7 +50,7 @@ def lowering(engine: Engine, shape: TreeShape) -> Iterator[None]:
     before = [buckets.after for buckets in every]
     for buckets in every:
         buckets.after = 0
-    engine.controller = Fixed(shape)
+    engine.controller = Fixed(shape, None if controller.goes_on is None else Always(controller.goes_on.levels))
     try:
         yield
     finally:

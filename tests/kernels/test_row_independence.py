@@ -70,6 +70,7 @@ BY_ROW = {
         num_positions=(40, 40),
         int8_cache=(1, 0),
     ),
+    "confidence": shapes(vocab=(65, 4099), padding=(0, 3)),
     "spread_logits": shapes(num_outputs=(1, 50), model_vocab=(300, 4099)),
     "swiglu": shapes(intermediate=(1, 300, 1536)),
 }

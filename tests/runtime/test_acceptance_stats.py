@@ -50,7 +50,7 @@ def watched(stats, shapes, rates, rounds, seed):
     for _ in range(rounds):
         shape = draws.choice(shapes)
         path = round_of(shape, rates, draws)
-        stats.observe(shape, path, len(path))
+        stats.observe(shape, path, len(path), shape.depth)
     return stats
 
 
@@ -66,7 +66,7 @@ def noise(decay):
 class CountsUnreached(AcceptanceStats):
     """The negative control: every drafted node that is not on the path was rejected."""
 
-    def observe(self, shape, path, emitted):
+    def observe(self, shape, path, emitted, levels):
         for node in range(1, shape.num_nodes):
             self._add(shape.depths[node] - 1, shape.ranks[node], node in path)
 
@@ -106,20 +106,20 @@ def test_a_request_follows_a_change_of_its_own_acceptance(seed):
 def test_what_was_not_reached_leaves_no_trace():
     stats = AcceptanceStats(3, 3)
     before = stats.rates()
-    stats.observe(TreeShape.widths((2, 2, 2)), (0,), 1)  # both children rejected
+    stats.observe(TreeShape.widths((2, 2, 2)), (0,), 1, 3)  # both children rejected
     after = stats.rates()
     weight = PRIOR_WEIGHT / (PRIOR_WEIGHT + 1)
     assert after[0] == [FIRST * weight, FIRST / 2 * weight, FIRST / 3]
     assert [after[1], after[2]] == [after[0], after[0]]  # nothing seen: as at the depth above
     stats = AcceptanceStats(1, 3)
-    stats.observe(TreeShape.widths((3,)), (0, 1), 2)  # the first is accepted: of the others nothing is known
+    stats.observe(TreeShape.widths((3,)), (0, 1), 2, 1)  # the first is accepted: of the others nothing is known
     assert stats.rates()[0] == [(FIRST * PRIOR_WEIGHT + 1) / (PRIOR_WEIGHT + 1), *before[0][1:]]
 
 
 @pytest.mark.parametrize(("emitted", "seen"), [(1, 1), (2, 2), (3, 3), (4, 3)])
 def test_tokens_past_the_end_of_the_text_do_not_count(emitted, seen):
     stats = AcceptanceStats(3, 1)
-    stats.observe(TreeShape.chain(3), (0, 1, 2, 3), emitted)
+    stats.observe(TreeShape.chain(3), (0, 1, 2, 3), emitted, 3)
     other = AcceptanceStats(3, 1)
     for depth in range(seen):
         other._add(depth, 0, True)
@@ -140,7 +140,7 @@ def test_a_new_request_starts_from_what_all_have_shown_and_leaves_what_it_shows(
     new = shared.of_request()
     assert new.table() == shared.table() != AcceptanceStats(DEPTH, CHILDREN).table()
     before = new.rates()
-    new.observe(WIDE, (0,), 1)
+    new.observe(WIDE, (0,), 1, WIDE.depth)
     assert new.rates()[0][0] == pytest.approx(shared.rates()[0][0] * SHARED_WEIGHT / (SHARED_WEIGHT + 1))
     assert shared.rates()[0][0] < before[0][0]
 

@@ -170,9 +170,9 @@ def test_past_the_drafts_context_decoding_goes_on_without_it(draft_limit, params
     drafter = llm.engine().drafter
     propose = drafter.propose
 
-    def spy(batch, shapes):
+    def spy(batch, shapes, goes_on=None):
         lengths.extend((seq.cached, shape.num_nodes - 1) for seq, shape in zip(batch.seqs, shapes, strict=True))
-        return propose(batch, shapes)
+        return propose(batch, shapes, goes_on)
 
     drafter.propose = spy
     output = completion(llm, prompt, params(max_tokens=40))

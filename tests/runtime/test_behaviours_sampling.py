@@ -209,8 +209,8 @@ def test_drafted_tokens_lie_in_the_distribution_kept_for_them(monkeypatch):
     llm = make_llm("near", config=SpeculativeConfig(num_speculative_tokens=K, verify="rejection"))
     kept, propose = [], ModelDrafter.propose
 
-    def spy(self, batch, shapes):
-        kept.append(propose(self, batch, shapes))
+    def spy(self, batch, shapes, goes_on=None):
+        kept.append(propose(self, batch, shapes, goes_on))
         return kept[-1]
 
     monkeypatch.setattr(ModelDrafter, "propose", spy)

@@ -4,7 +4,7 @@ import random
 
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import FIRST_PAUSE, LAST_PAUSE, Fixed, Window, make_controller
-from lychee.runtime.tree import TreeShape
+from lychee.runtime.tree import ProposedTree, TreeShape
 
 
 def play(controller, acceptance, rounds, seed=0):
@@ -16,7 +16,7 @@ def play(controller, acceptance, rounds, seed=0):
         accepted = 0
         while accepted < length and draws.random() < acceptance(i):
             accepted += 1
-        controller.observe(7, shape, range(accepted + 1), accepted + 1)
+        controller.observe(7, ProposedTree(shape, ()), range(accepted + 1), accepted + 1)
         lengths.append(length)
     return lengths
 

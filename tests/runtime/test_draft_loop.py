@@ -1,6 +1,6 @@
 """Drafting in one replayed program proposes what drafting level by level proposes, and from the same distributions."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -8,6 +8,7 @@ from lychee.compiler import Buckets
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ModelDrafter
+from lychee.runtime.goes_on import Always
 from lychee.runtime.tree import TreeShape
 from tests.kernels.batches import bits
 
@@ -30,17 +31,17 @@ class Both(ModelDrafter):
     looped = ()
     """How many sequences drafted in each round of the program."""
 
-    def propose(self, batch, shapes):
+    def propose(self, batch, shapes, goes_on=None):
         active = [seq for seq, shape in zip(batch.seqs, shapes, strict=True) if shape.num_nodes > 1]
         self._catch_up(active)
         storage = self.kv.storage.clone()
         self.loop.binds = False
-        want = super().propose(batch, shapes)
+        want = super().propose(batch, shapes, goes_on)
         after = self.kv.storage.clone()
         self.loop.binds = True
         self.kv.storage.copy_(storage)
         self.by_level = False
-        got = super().propose(batch, shapes)
+        got = super().propose(batch, shapes, goes_on)
         self.looped += (len(active),) if active and not self.by_level else ()
         assert got.trees == want.trees
         assert (got.draft_log_probs is None) == (want.draft_log_probs is None)
@@ -54,14 +55,15 @@ class Both(ModelDrafter):
         return super()._level_by_level(*given)
 
 
-def generate(llm, prompts, params, shape=4):
+def generate(llm, prompts, params, shape=4, goes_on=None):
     """How many sequences drafted in each round of the program. A number is a chain's length."""
     engine = llm.engine()
     drafter, controller = engine.drafter, engine.controller
     both = Both(drafter.model, drafter.kv, drafter.vocab, drafter.max_num_batched_tokens)
     both.loop.buckets = Buckets(after=0)
     both.kv.storage.fill_(0.25)  # what was never stored may be read by rows that are not used: the same in both
-    engine.drafter, engine.controller = both, Fixed(shape if isinstance(shape, TreeShape) else TreeShape.chain(shape))
+    shape = shape if isinstance(shape, TreeShape) else TreeShape.chain(shape)
+    engine.drafter, engine.controller = both, Fixed(shape, goes_on)
     try:
         llm.generate(prompts, params)
     finally:
@@ -82,6 +84,40 @@ TREES = {"wide": TreeShape((-1, 0, 1, 0, 0)), "both": TreeShape((-1, 0, 1, 2, 0,
 @pytest.mark.parametrize("params", [greedy(), seeded(), SAMPLED], ids=["greedy", "seeded", "sampled"])
 def test_trees_draft_the_same(llm, params, tree):
     assert len(generate(llm, PROMPTS, params, TREES[tree])) > 2
+
+
+@dataclass(frozen=True)
+class Surely:
+    """Drafts on where the trunk's last node is sure enough, so that sequences of a batch stop at different depths."""
+
+    levels: int
+
+    def __call__(self, seq_id, depth, confidences):
+        assert len(confidences) == depth
+        assert all(0 < confidence <= 1 for confidence in confidences)
+        return confidences[-1] > 0.3
+
+
+@pytest.mark.parametrize("tree", ["chain", *TREES])
+@pytest.mark.parametrize("params", [greedy(), seeded(), SAMPLED], ids=["greedy", "seeded", "sampled"])
+def test_trees_that_are_drafted_in_parts_draft_the_same(llm, params, tree):
+    assert generate(llm, PROMPTS, params, TREES.get(tree, 6), Surely(1 + (tree == "chain")))
+
+
+@pytest.mark.parametrize("tree", ["chain", *TREES])
+def test_whether_a_tree_is_drafted_in_parts_makes_no_difference(llm, tree):
+    engine, kept = llm.engine(), []
+    shape = TREES.get(tree, TreeShape.chain(6))
+    seed = [replace(seeded(), seed=5)] * 2
+    for goes_on in (None, Always(1), Always(3)):
+        with_rounds, controller = [], engine.controller
+        engine.controller = Fixed(shape, goes_on)
+        try:
+            with_rounds = [(c.token_ids, c.stats.rounds) for o in llm.generate(PROMPTS[:2], seed) for c in o.outputs]
+        finally:
+            engine.controller = controller
+        kept.append(with_rounds)
+    assert kept[0] == kept[1] == kept[2]
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 2}, {"top_p": 0.3}, {"logit_bias": {5: 3.0}}, {"n": 2}])

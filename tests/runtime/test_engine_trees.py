@@ -17,7 +17,11 @@ class Planned:
     def plan(self, request_ids):
         return [SHAPE] * len(request_ids)
 
-    def observe(self, request_id, shape, path, emitted): ...
+    goes_on = None
+
+    def observe(self, request_id, tree, path, emitted): ...
+
+    def timed(self, trees, draft_ms, verify_ms): ...
 
     def forget(self, request_id): ...
 
@@ -27,7 +31,7 @@ class TreeDrafter(ModelDrafter):
 
     script, blur = None, 99
 
-    def propose(self, batch, shapes):
+    def propose(self, batch, shapes, goes_on=None):
         trees = []
         for seq, shape in zip(batch.seqs, shapes, strict=True):
             known = self.script(seq, shape.depth)

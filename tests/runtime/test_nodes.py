@@ -89,10 +89,27 @@ def test_dead_nodes_leave_rows_that_keep_their_slots_and_paths(trees, data):
 def test_what_was_not_drawn_buries_what_is_below_and_first_children_are_told():
     plan = DraftPlan.of((TreeShape((-1, 0, 0, 1, 2, 2)), TreeShape((-1, 0))))
     tokens = np.array([5, 6, -1, 7, 8, 9, 5, 4], np.int32)
-    assert plan.bury(tokens) == [6, 7, 4]
+    assert plan.bury(tokens, 3) == [6, 7, 4]
     assert tokens.tolist() == [5, 6, -1, 7, -1, -1, 5, 4]
     tokens = np.array([5, -1, 6, 7, 8, 9, 5, 4], np.int32)
-    assert plan.bury(tokens) == [-1, 8, 4]
+    assert plan.bury(tokens, 3) == [-1, 8, 4]
+    tokens = np.array([5, 6, 3, -1, -1, -1, 5, 4], np.int32)
+    assert plan.bury(tokens, 1) == [6, 4]
+
+
+@given(st.lists(shapes(), min_size=1, max_size=3), st.integers(1, 4))
+def test_segments_draw_every_node_once_after_its_parent(trees, step):
+    plan = DraftPlan.of(tuple(trees))
+    known = set(plan.cu_nodes[:-1].tolist())
+    for first in range(0, len(plan.levels), step):
+        segment = plan.segment(first, min(first + step, len(plan.levels)))
+        frontier = segment.levels[0].frontier
+        assert segment.token_rows.tolist() == (plan.cu_nodes[frontier.seq_idx] + frontier.nodes).tolist()
+        assert known.issuperset(segment.token_rows.tolist())
+        assert (segment.drawn_at + plan.draws_before(first)).tolist() == plan.drawn_at[segment.nodes].tolist()
+        assert not known & set(segment.nodes.tolist())
+        known |= set(segment.nodes.tolist())
+    assert known == set(range(len(plan.parents)))
 
 
 def test_what_comes_again_is_computed_once():

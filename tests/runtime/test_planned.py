@@ -7,7 +7,7 @@ import pytest
 from lychee.runtime.controller import LAST_PAUSE
 from lychee.runtime.cost_table import CostTable, Curve
 from lychee.runtime.planned import Planned
-from lychee.runtime.tree import TreeShape
+from lychee.runtime.tree import ProposedTree, TreeShape
 
 MEMORY_BOUND = CostTable(Curve(((1, 10.0), (64, 11.0))), Curve(((1, 0.5), (64, 0.6))))
 ROWS_COST = CostTable(Curve(((1, 1.0), (64, 64.0))), Curve(((1, 0.05), (64, 0.5))))
@@ -25,7 +25,7 @@ def play(controller, rates, rounds, seed=0, request=7):
             if found is None:
                 break
             path.append(node := found)
-        controller.observe(request, shape, path, len(path))
+        controller.observe(request, ProposedTree(shape, ()), path, len(path))
         shapes.append(shape)
     return shapes
 
@@ -74,7 +74,7 @@ def test_requests_differ_by_their_own_acceptance():
         for request, shape, rate in zip((1, 2), controller.plan([1, 2]), (0.95, 0.1), strict=True):
             length = next((d for d in range(shape.depth) if draws.random() >= rate), shape.depth)
             path = [0, *shape.trunk[1 : length + 1]]
-            controller.observe(request, shape, path, len(path))
+            controller.observe(request, ProposedTree(shape, ()), path, len(path))
     good, bad = controller.plan([1, 2])
     assert good.depth > bad.depth
     controller.forget(1)
