@@ -78,6 +78,36 @@ def test_a_path_cut_by_max_path_is_lossless(shape, rule):
     assert cut.accepted < 1
 
 
+def stopping(parents, depth, goes_on):
+    """Early exit: nodes below `depth` are drafted where `goes_on` of all tokens says so."""
+    depths = [0] * len(parents)
+    for node, parent in enumerate(parents[1:], 1):
+        depths[node] = depths[parent] + 1
+
+    def edit(tokens, contexts):
+        if goes_on(tokens):
+            return tokens, contexts
+        left = [token if at <= depth else -1 for token, at in zip(tokens, depths, strict=True)]
+        return left, {node: context for node, context in contexts.items() if depths[node] <= depth}
+
+    return edit
+
+
+STOPPED = ["2, then 1 each", "2, then 2 each", "3 deep, 2 at the root and below"]
+
+
+@by_both
+@pytest.mark.parametrize("shape", STOPPED)
+@pytest.mark.parametrize("pair", ["random", "peaked", "zeros"])
+def test_stopping_by_what_was_drawn_above_is_lossless(shape, pair, rule):
+    """Whatever is asked of the nodes above, on the trunk or off it."""
+    parents = SHAPES[shape]
+    second = parents.index(0, 2)
+    for goes_on in (lambda tokens: tokens[1] < 2, lambda tokens: tokens[1] < tokens[second]):
+        found = emission(WALKS[rule], parents, *PAIRS[pair], edit=stopping(parents, 1, goes_on))
+        assert found.error < EXACT
+
+
 # What breaks it. Each control differs from a passing case above by one thing.
 BROKEN = 1e-3
 
@@ -246,3 +276,11 @@ def test_coupled_emits_the_targets_distribution_for_any_drafter():
 
 def test_control_coupled_with_draws_of_another_node():
     assert coupled_error(wrong_node=1) > BROKEN
+
+
+@by_both
+@pytest.mark.parametrize("shape", STOPPED)
+def test_control_stopping_by_the_tokens_that_it_leaves_out(shape, rule):
+    parents = SHAPES[shape]
+    below = parents.index(1)
+    assert broken(rule, shape, edit=stopping(parents, 1, lambda tokens: tokens[below] < 2))
