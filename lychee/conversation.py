@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from .report import Run
+from .runtime.checks import ParameterError
 from .runtime.llm import LLM
-from .runtime.sampling_params import ParameterError, SamplingParams
+from .runtime.sampling_params import SamplingParams
 
 with suppress(ImportError):
     import readline  # noqa: F401  # gives `input` a history and editing keys

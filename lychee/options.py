@@ -11,9 +11,9 @@ from typing import Any, NoReturn, get_args
 
 from .models.chat import ChatError
 from .models.files import ModelError
+from .runtime.checks import ParameterError
 from .runtime.config import SpeculativeConfig, Verify
 from .runtime.llm import DTYPES, LLM
-from .runtime.sampling_params import ParameterError
 
 
 class Parser(argparse.ArgumentParser):

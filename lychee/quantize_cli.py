@@ -15,7 +15,7 @@ from .models.files import ModelError
 from .models.quant_format import QuantFormat, format_of
 from .models.save_quantized import Written, save_quantized
 from .options import Parser
-from .runtime.sampling_params import ParameterError
+from .runtime.checks import ParameterError
 
 FORMATS = """formats:
   int8          one scale a row: half the size of 16-bit floats

@@ -32,9 +32,10 @@ from .options import (
     speculative_config,
 )
 from .report import Run, report, table
+from .runtime.checks import ParameterError
 from .runtime.llm import LLM
 from .runtime.requests import Prompt
-from .runtime.sampling_params import ParameterError, SamplingParams
+from .runtime.sampling_params import SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
 

@@ -26,7 +26,8 @@ from ..options import (
     prompts_of_file,
     speculative_config,
 )
-from ..runtime.sampling_params import ParameterError, SamplingParams, check_int, refuse
+from ..runtime.checks import ParameterError, check_int, refuse
+from ..runtime.sampling_params import SamplingParams
 from .proofs import Plan, num_steps, prove
 from .report import as_json, details, summary, table
 from .samples import PER_REQUEST

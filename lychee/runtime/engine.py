@@ -18,12 +18,12 @@ from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
 from .acceptance import Accepted, Rule, accept
+from .checks import ParameterError
 from .controller import Controller
 from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
 from .metrics import Metrics
 from .proposals import Proposals, undrafted
-from .sampling_params import ParameterError
 from .scheduler import PrefillChunk, Scheduler
 from .sequence import Sequence
 from .streamer import Chunk, TokenLogprob, push

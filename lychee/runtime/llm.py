@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
@@ -21,7 +22,8 @@ from lychee.models.llama import Llama
 
 from .acceptance import Rule
 from .blocks import BlockPool
-from .config import EngineConfig, SpeculativeConfig
+from .checks import ParameterError, check_bool, check_names, refuse
+from .config import MAX_SLOTS, EngineConfig, SpeculativeConfig
 from .controller import Controller, make_controller
 from .cost_table import CostTable
 from .drafter import Drafter, ModelDrafter
@@ -32,7 +34,7 @@ from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .planned import MAX_CHILDREN, Planned
 from .requests import Prompt, RequestMaker
-from .sampling_params import ParameterError, SamplingParams, refuse
+from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .shape_buckets import ShapeBuckets
@@ -79,15 +81,13 @@ class LLM:
         self.speculative_config = speculative_config or SpeculativeConfig()
         if not isinstance(self.speculative_config, SpeculativeConfig):
             raise refuse("speculative_config", speculative_config, "a SpeculativeConfig or a mapping of its fields")
+        own = inspect.signature(LLM).parameters.keys() - {"sizes"}
+        check_names("LLM", sizes, own | inspect.signature(EngineConfig).parameters.keys())
+        self.sizes = EngineConfig(**sizes)
         self.device = _device(device)
-        if dtype != "auto" and dtype not in DTYPES:
+        if dtype not in ("auto", *DTYPES):
             raise refuse("dtype", dtype, "auto, " + ", ".join(DTYPES))
         kind = DTYPES.get(dtype) or (torch.float32 if self.device.type == "cpu" else None)
-        try:
-            self.sizes = EngineConfig(**sizes)
-        except TypeError as error:
-            allowed = ", ".join(f.name for f in fields(EngineConfig))
-            raise ParameterError(f"LLM has the keywords {sorted(sizes)}, may have {allowed}") from error
         if kv_cache_dtype not in ("auto", "int8"):
             raise refuse("kv_cache_dtype", kv_cache_dtype, "auto (the model's dtype) or int8")
         pair = load_pair(model, draft_model, self.device, kind, target_quant, draft_quant)
@@ -135,6 +135,7 @@ class LLM:
 
         The requests start when the first chunk is asked for. Several streams, of several threads too, share the rounds.
         """
+        check_bool("native", native)
         with self._lock:
             engine = self.engine(native)
             requests = self._requests(prompts, sampling_params, native or self.draft is None)
@@ -252,7 +253,12 @@ class LLM:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
             free = _available_memory()
-        return max(1, min(wanted, free // 2 // self._block_bytes(models)))
+        held = free // 2 // self._block_bytes(models)
+        if not held:
+            block = self._block_bytes(models) / 2**30
+            why = f"less: a block takes {block:,.1f} GiB, and half of the free memory is {free / 2**31:,.1f} GiB"
+            raise refuse("block_size", self.sizes.block_size, why)
+        return min(wanted, held, MAX_SLOTS // self.sizes.block_size)
 
     def _memory(self, engine: Engine) -> int:
         """On CUDA the allocator's peak, else the bytes of the weights and of the KV blocks that were in use at once."""

@@ -13,7 +13,7 @@ from lychee.models.quant_format import ALLOWED, QuantFormat
 from lychee.models.tokenizer import Tokenizer, check_pair
 from lychee.models.tokenizer_files import load_tokenizer
 
-from .sampling_params import ParameterError, refuse
+from .checks import ParameterError, refuse
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from .sampling_params import refuse
+from .checks import refuse
 
 
 @dataclass(frozen=True)

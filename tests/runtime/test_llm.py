@@ -91,7 +91,11 @@ def test_token_ids_come_as_a_list_an_array_or_a_tensor(prompts):
         (lambda: LLM(None), "model is None, must be a model directory"),
         (lambda: LLM(model_dir(), "org/draft"), "draft_model is 'org/draft', must be a model directory"),
         (lambda: LLM(model_dir(), model_dir(), "x"), "speculative_config is 'x', must be"),
-        (lambda: LLM(model_dir(), gpu_memory_utilization=0.5), "gpu_memory_utilization'\\], may have block_size"),
+        (
+            lambda: LLM(model_dir(), gpu_memory_utilization=0.5),
+            "LLM has no 'gpu_memory_utilization', may have block_si",
+        ),
+        (lambda: shared_llm().generate("a", native="no"), "native is 'no', must be True or False"),
         (lambda: LLM(model_dir(), device="cpu:7"), "device is 'cpu:7', must be cpu, cuda, or cuda:N"),
         (lambda: shared_llm().generate(b"abc"), "prompts is b'abc', must be a prompt or a list"),
     ],
@@ -107,11 +111,16 @@ def test_the_package_exports_its_interface():
         _ = lychee.Engine
 
 
-def test_a_pool_that_no_memory_holds_is_refused():
-    llm = LLM(model_dir(), device="cpu", num_blocks=10**12)
-    with pytest.raises(
-        ParameterError, match=r"num_blocks is 1000000000000, must be fewer: [\d,.]+ GiB cannot be allocated"
-    ):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_blocks": 10**8}, r"num_blocks is 100000000, must be fewer: [\d,.]+ GiB cannot be allocated"),
+        ({"block_size": 10**9}, r"block_size is 1000000000, must be less: a block takes [\d,.]+ GiB, and half of the"),
+    ],
+)
+def test_a_pool_that_no_memory_holds_is_refused(sizes, message):
+    llm = LLM(model_dir(), device="cpu", **sizes)
+    with pytest.raises(ParameterError, match=message):
         llm.generate("a", SamplingParams(max_tokens=1))
 
 

@@ -26,7 +26,7 @@ REFUSED = [
     ([*BOTH, *SAID, "--verify", "hope"], "argument --verify: invalid choice: 'hope'"),
     ([*BOTH, *SAID, "--speculative-config", "{"], "speculative_config is not JSON"),
     ([*BOTH, *SAID, "--speculative-config", "[]"], "speculative_config is []"),
-    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has 'lenght'"),
+    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has no 'lenght'"),
     ([*BOTH, *SAID, "--batch-size", 0], "--batch-size is 0"),
     ([*BOTH, *SAID, "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
     (
@@ -75,6 +75,11 @@ REFUSED = [
     (
         [*BOTH, *SAID, "--speculative-config", '{"adaptive": true, "adaptive_max_draft_len": false}'],
         "adaptive_max_draft_len and adaptive are both given",
+    ),
+    ([*BOTH, *SAID, "--tree", "4,2", "--max-draft-len", 16], "max_draft_len is 16, must be left out where tree is"),
+    (
+        [*BOTH, *SAID, "--num-speculative-tokens", 5, "--speculative-config", '{"adaptive": true}'],
+        "adaptive is True, must be left out where num_speculative_tokens is 5",
     ),
 ]
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed, Window
 from lychee.runtime.planned import Planned
-from lychee.runtime.sampling_params import ParameterError
 from lychee.runtime.tree import TreeShape
 
 from .pairs import PROMPTS, greedy, make_llm, seeded
