@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import count, islice
 from statistics import median
 from typing import Any
 
@@ -22,23 +24,30 @@ class Run:
     outputs: list[RequestOutput] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     interrupted: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)  # prompts by their place among all, and why
+
+    @property
+    def places(self) -> list[int]:
+        """Of the outputs' prompts, among all prompts."""
+        return list(islice((place for place in count() if place not in self.refused), len(self.outputs)))
 
     @property
     def completions(self) -> list[CompletionOutput]:
         return [completion for output in self.outputs for completion in output.outputs]
 
     def report(self) -> dict[str, Any]:
-        requests = [
-            {
+        requests: dict[int, dict[str, Any]] = {place: {"error": why} for place, why in self.refused.items()}
+        requests |= {
+            place: {
                 "text": c.text,
                 "token_ids": list(c.token_ids),
                 "finish_reason": c.finish_reason,
                 **c.stats.report(),
             }
-            for c in self.completions
-        ]
+            for place, c in zip(self.places, self.completions, strict=True)
+        }
         label = {"lossy": True} if self.lossy else {}
-        return {"totals": self.metrics.totals(), "requests": requests, **label}
+        return {"totals": self.metrics.totals(), "requests": [requests[place] for place in sorted(requests)], **label}
 
     @property
     def lossy(self) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import select
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from tqdm import tqdm
@@ -28,9 +27,9 @@ from .options import (
     check_writable,
     exit_code,
     load,
-    prompts_of_file,
     speculative_config,
 )
+from .prompts import prompt_texts
 from .report import Run, report, table
 from .runtime.checks import ParameterError
 from .runtime.llm import LLM
@@ -39,6 +38,7 @@ from .runtime.sampling_params import SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
 
+T = TypeVar("T")
 SPECULATION_FLAGS = (
     "draft_model",
     "draft_quant",
@@ -49,7 +49,6 @@ SPECULATION_FLAGS = (
     "node_budget",
     "speculative_config",
 )
-STDIN_WAIT_S = 2.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,27 +118,33 @@ def _main(args: argparse.Namespace) -> int:
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee run", args, target, draft, config, sizes)
+    prompts: list[Prompt] = []
+    refused: dict[int, str] = {}
+    if not conversing:
+        texts = prompt_texts(args, packaged)
+        prompts = [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
+        refused = refusals(llm, prompts, params)
+        if len(refused) == len(prompts):
+            return 2
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     identical: bool | None = None
     if conversing:
         llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
         runs = [converse(llm, params, input)]
+    elif args.compare:
+        left = [prompt for place, prompt in enumerate(prompts) if place not in refused]
+        runs, identical = compare(llm, left, params, args.batch_size or 1)
     else:
-        texts = _prompts(args, packaged)
-        prompts: list[Prompt] = (
-            [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
-        )
-        if args.compare:
-            runs, identical = compare(llm, prompts, params, args.batch_size or 1)
-        else:
-            runs = [_stream(llm, prompts, params, args.batch_size or len(prompts))]
+        runs = [_stream(llm, prompts, refused, params, args.batch_size or len(prompts))]
+    for run in runs:
+        run.refused = refused
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
     if args.compare:
         print_comparison(runs, identical)
     else:
         Console(stderr=True).print(table(runs))
-    return 130 if runs[0].interrupted else 0
+    return 130 if runs[0].interrupted else 2 if refused else 0
 
 
 def _is_conversation(args: argparse.Namespace) -> bool:
@@ -176,44 +181,33 @@ def _default(given: Any, default: Any) -> Any:
     return default if given is None else given
 
 
-def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
-    if args.prompt is not None:
-        return [args.prompt]
-    if args.prompt_file:
-        return prompts_of_file(args.prompt_file, args.prompt_file_whole)
-    if text := _read_stdin(wait=not packaged):
-        return [text]
-    if not packaged:
-        raise ParameterError("no prompt: give --prompt, --prompt-file, or text on standard input")
-    return [p for kind in demo.prompts().values() for p in kind] if args.compare else [demo.PROMPT]
+def refusals(llm: LLM, prompts: Seq[Prompt], params: SamplingParams) -> dict[int, str]:
+    """Prompts that cannot be run, by place, and why; they are named on standard error. One alone raises instead."""
+    refused: dict[int, str] = {}
+    for place, prompt in enumerate(prompts):
+        try:
+            llm.check(prompt, params)
+        except ParameterError as error:
+            if len(prompts) == 1:
+                raise
+            refused[place] = str(error)
+            print(f"lychee run: prompt {place + 1}: {error}", file=sys.stderr)
+    return refused
 
 
-def _read_stdin(wait: bool) -> str:
-    """Standard input less its last newline, unless it is a terminal. Without `wait`, a silent one counts as empty."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
-        print("lychee run: nothing on standard input, so the packaged prompt is used", file=sys.stderr)
-        return ""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"standard input is not UTF-8: {error}") from error
-    return text.replace("\r\n", "\n").removesuffix("\n")
+def _batches(items: Seq[T], size: int) -> Iterator[Seq[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
-def _batches(prompts: Seq[Prompt], size: int) -> Iterator[list[Prompt]]:
-    for start in range(0, len(prompts), size):
-        yield list(prompts[start : start + size])
-
-
-def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> Run:
-    """Complete the prompts and print the text as it comes, each prompt's in turn."""
+def _stream(llm: LLM, prompts: Seq[Prompt], refused: Mapping[int, str], params: SamplingParams, batch_size: int) -> Run:
+    """Complete the prompts but the refused ones, and print the text as it comes, each prompt's in turn."""
     run = Run("speculative" if llm.draft else "native")
-    for batch in _batches(prompts, batch_size):
+    for places in _batches([place for place in range(len(prompts)) if place not in refused], batch_size):
         start = time.perf_counter()
+        batch = [prompts[place] for place in places]
         stream = llm.stream(batch, params)
-        printer = Printer(len(prompts) > 1, len(run.outputs), batch)
+        printer = Printer(batch, [place + 1 for place in places] if len(prompts) > 1 else None)
         try:
             for chunk in stream:
                 printer.show(chunk.request_id, chunk.text, chunk.finish_reason is not None)
@@ -235,7 +229,8 @@ def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     `identical` is None where speculation promises the distribution only (sampling that is not coupled).
     """
     runs = [Run("native"), Run("speculative")]
-    for i, batch in enumerate(tqdm(list(_batches(prompts, batch_size)), desc="comparing", unit="batch", leave=False)):
+    batches = list(_batches(prompts, batch_size))
+    for i, batch in enumerate(tqdm(batches, desc="comparing", unit="batch", leave=False, disable=None)):
         for run in runs if i % 2 == 0 else reversed(runs):
             start = time.perf_counter()
             run.outputs += llm.generate(batch, params, native=run.name == "native")

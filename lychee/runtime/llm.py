@@ -110,6 +110,7 @@ class LLM:
         self._lock = Lock()  # one step at a time, whichever thread asks for it
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
+        self._warned_of_length = False
 
     def generate(
         self,
@@ -138,8 +139,13 @@ class LLM:
         check_bool("native", native)
         with self._lock:
             engine = self.engine(native)
-            requests = self._requests(prompts, sampling_params, native or self.draft is None)
+            requests = self._requests(engine, prompts, sampling_params, native or self.draft is None)
         return Stream(requests, self._run(engine, [seq for r in requests for seq in r.seqs]))
+
+    def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
+        """Raises ParameterError where `generate` would refuse the prompt."""
+        with self._lock:
+            self._sequences(self.engine(native), prompt, sampling_params or SamplingParams())
 
     def chat(
         self,
@@ -300,7 +306,11 @@ class LLM:
                     self._inboxes.pop(seq.request_id, None)
 
     def _requests(
-        self, prompts: Prompt | Seq[Prompt], given: SamplingParams | Seq[SamplingParams] | None, native: bool
+        self,
+        engine: Engine,
+        prompts: Prompt | Seq[Prompt],
+        given: SamplingParams | Seq[SamplingParams] | None,
+        native: bool,
     ) -> list[Request]:
         many = _prompts(prompts)
         if not many:
@@ -313,14 +323,37 @@ class LLM:
         if len(params) != len(many):
             raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
         requests = []
-        for prompt, sampling in zip(many, params, strict=True):
-            seqs = self.maker.sequences(prompt, sampling, self._next_id)
+        for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
+            try:
+                seqs = self._sequences(engine, prompt, sampling)
+            except ParameterError as error:
+                if len(many) == 1:
+                    raise
+                raise ParameterError(f"prompt {number}: {error}") from error
             self._next_id += len(seqs)
+            self._warn_of_length(seqs[0])
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
             if lossy:
                 warnings.warn("fallback_sampling=False is lossy: text follows another distribution", stacklevel=4)
             requests.append(Request(prompt if isinstance(prompt, str) else None, tuple(seqs), lossy))
         return requests
+
+    def _sequences(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
+        """Of a prompt, checked against the model and the pool."""
+        seqs = self.maker.sequences(prompt, params, self._next_id)
+        engine.check_room(seqs[0])
+        return seqs
+
+    def _warn_of_length(self, seq: Sequence) -> None:
+        """Say, the first time, that the context ends a text before max_tokens."""
+        room, wanted = seq.limit - seq.num_prompt, seq.params.max_tokens
+        if room < wanted and not self._warned_of_length:
+            self._warned_of_length = True
+            warnings.warn(
+                f"max_tokens is {wanted}, and max_model_len={self.max_model_len} leaves room for {room} after the "
+                "prompt: the text ends there, with finish_reason 'length'",
+                stacklevel=5,
+            )
 
 
 def _prompts(given: Any) -> list[Prompt]:

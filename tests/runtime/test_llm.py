@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,6 +44,51 @@ def test_a_stream_ends_with_its_context():
         next(stream)
     assert stream.outputs()[0].outputs[0].finish_reason == "abort"
     assert llm.engine().idle
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_closed_stream_has_aborted_its_requests_even_before_its_first_chunk(chunks):
+    llm = make_llm()
+    stream = llm.stream(PROMPTS, greedy(max_tokens=100, n=2))
+    for _ in range(chunks):
+        next(stream)
+    stream.close()
+    assert {c.finish_reason for output in stream.outputs() for c in output.outputs} == {"abort"}
+    assert list(stream) == []
+    assert llm.engine().idle
+
+
+def test_a_completed_stream_stays_complete_when_it_is_closed():
+    with shared_llm().stream(PROMPT, greedy(max_tokens=3)) as stream:
+        list(stream)
+    assert stream.outputs()[0].outputs[0].finish_reason == "length"
+
+
+def test_a_bad_prompt_among_several_is_named_by_its_number():
+    with pytest.raises(ParameterError, match="prompt 3: prompt has 256 tokens, must leave room"):
+        shared_llm().generate([[5], [6], [5] * 256])
+    with pytest.raises(ParameterError, match=r"^prompt has 256 tokens"):
+        shared_llm().generate([[5] * 256])
+
+
+def test_a_request_larger_than_the_pool_is_refused_before_it_streams():
+    llm = make_llm(num_blocks=2)
+    with pytest.raises(ParameterError, match="need 3 KV blocks of 16; the pool has 2"):
+        llm.stream([[5] * 30], greedy(max_tokens=10))
+    with pytest.raises(ParameterError, match="need 3 KV blocks of 16; the pool has 2"):
+        llm.check([5] * 30, greedy(max_tokens=10))
+    llm.check([5] * 20, greedy(max_tokens=10))
+
+
+def test_max_tokens_beyond_the_context_end_as_length_and_are_warned_of_once():
+    llm = make_llm()
+    with pytest.warns(UserWarning, match="max_tokens is 100, and max_model_len=256 leaves room for 6 after") as caught:
+        outputs = llm.generate([[5] * 250] * 2, greedy(max_tokens=100))
+    assert [(o.outputs[0].finish_reason, len(o.outputs[0].token_ids)) for o in outputs] == [("length", 6)] * 2
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.generate([[5] * 240], greedy(max_tokens=100))
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lychee import __main__, demo, run
+from lychee import __main__, demo, prompts, run
 from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded, shared_llm
 
 TOTALS = {
@@ -152,16 +152,58 @@ def test_compare_says_which_prompt_differs_and_where(lychee, monkeypatch):
 @pytest.mark.parametrize("batch", [[], ["--batch-size", 1], ["--batch-size", 2]])
 def test_a_prompt_file_has_a_prompt_a_line(lychee, tmp_path, batch):
     file = tmp_path / "prompts.txt"
-    prompts = ["Hello world", "a\u2028b\x0cc\x85d", "  The quick brown fox", "日本語"]
-    file.write_bytes(f"{prompts[0]}\n\n{prompts[1]}\r\n{prompts[2]}\n  \n{prompts[3]}".encode())
+    given = ["Hello world", "a\u2028b\x0cc\x85d", "  The quick brown fox", "日本語"]
+    file.write_bytes(f"{given[0]}\n\n{given[1]}\r\n{given[2]}\n  \n{given[3]}".encode())
     code, out, _, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6, *batch)
     assert code == 0
     spoken = texts(report, "speculative")
     assert out == "".join(
-        f"[{i + 1}] {prompt}{text}\n" for i, (prompt, text) in enumerate(zip(prompts, spoken, strict=True))
+        f"[{i + 1}] {prompt}{text}\n" for i, (prompt, text) in enumerate(zip(given, spoken, strict=True))
     )
     llm = shared_llm()
-    assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in prompts]
+    assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in given]
+
+
+@pytest.mark.parametrize("how", [[], ["--batch-size", 1], ["--compare"]])
+def test_a_prompt_that_does_not_fit_is_named_and_the_others_are_answered(lychee, tmp_path, how):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"Hello world\n{'a ' * 300}\nThe quick brown fox\n")
+    code, out, err, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6, *how)
+    assert code == 2
+    assert "lychee run: prompt 2: prompt has " in err
+    for made in report["runs"].values():
+        first, refused, third = made["requests"]
+        assert refused.keys() == {"error"}
+        assert "must leave room below max_model_len=256" in refused["error"]
+        assert first["text"] == completion(shared_llm(), "Hello world", greedy(max_tokens=6)).text
+        assert third["text"] == completion(shared_llm(), "The quick brown fox", greedy(max_tokens=6)).text
+    if not how:
+        assert out == f"[1] Hello world{first['text']}\n[3] The quick brown fox{third['text']}\n"
+
+
+def test_where_no_prompt_fits_each_is_named_and_nothing_runs(lychee, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{'a ' * 300}\n" * 2)
+    code, out, err, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6)
+    assert (code, out, report) == (2, "", None)
+    assert [line.split(": prompt has")[0] for line in err.splitlines()] == [f"lychee run: prompt {i}" for i in (1, 2)]
+
+
+def test_a_text_that_the_context_ends_is_said(lychee):
+    code, _, err, report = lychee(model_dir(), "--prompt", PROMPT, "--max-tokens", 1000, "--ignore-eos")
+    assert code == 0
+    (request,) = report["runs"]["native"]["requests"]
+    room = 256 - request["prompt_tokens"]
+    assert (request["finish_reason"], request["output_tokens"]) == ("length", room)
+    assert f"lychee run: max_tokens is 1000, and max_model_len=256 leaves room for {room} after the prompt" in err
+
+
+def test_no_progress_bar_is_drawn_where_standard_error_is_no_terminal(lychee, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello world\na\n")
+    _, _, err, _ = lychee(*pair(), "--compare", "--prompt-file", file, "--max-tokens", 4)
+    assert "\r" not in err
+    assert "comparing" not in err
 
 
 def test_a_whole_prompt_file_is_one_prompt(lychee, tmp_path):
@@ -196,7 +238,7 @@ def test_standard_input_without_text_is_refused(lychee, monkeypatch, data, messa
 @pytest.mark.parametrize("silent", ["no input", "a pipe that stays open"])
 def test_without_arguments_the_packaged_pair_completes_its_own_prompt(lychee, monkeypatch, silent):
     ours, theirs = os.pipe()
-    monkeypatch.setattr(run, "STDIN_WAIT_S", 0.01)
+    monkeypatch.setattr(prompts, "STDIN_WAIT_S", 0.01)
     with os.fdopen(ours) as reader:
         monkeypatch.setattr(sys, "stdin", None if silent == "no input" else reader)
         code, out, _, report = lychee("--max-tokens", 3)
@@ -270,9 +312,9 @@ def test_lychee_run_is_the_run_command(monkeypatch, capsys):
 
 def test_a_lossy_run_is_labelled_on_the_terminal_and_in_the_report(lychee):
     lossy = ["--speculative-config", '{"fallback_sampling": false}', "--prompt", PROMPT, "--max-tokens", "6"]
-    with pytest.warns(UserWarning, match="lossy"):
-        code, out, _, report = lychee(*pair(), *lossy, "--temperature", "1", "--compare")
+    code, out, err, report = lychee(*pair(), *lossy, "--temperature", "1", "--compare")
     assert code == 0
+    assert "lychee run: fallback_sampling=False is lossy" in err
     assert "speculative (lossy)" in out
     assert "identical: null (lossy" in out
     assert report["identical"] is None

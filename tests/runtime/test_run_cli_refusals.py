@@ -44,6 +44,7 @@ REFUSED = [
     ([*BOTH, "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
     ([*BOTH, "--chat", "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
     ([*BOTH, "--prompt", "a " * 300], "must leave room below max_model_len=256"),
+    ([*BOTH, *SAID, "--num-blocks", 2], "need 9 KV blocks of 16; the pool has 2"),
     ([*BOTH, "--prompt-file", NOWHERE], "No such file or directory"),
     ([*BOTH, "--prompt-file", ROOT], "Is a directory"),
     ([*BOTH, "--prompt-file", WEIGHTS], "is not UTF-8"),
