@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from .report import Run
+from .report import Run, counted
 from .runtime.checks import ParameterError
 from .runtime.llm import LLM
 from .runtime.sampling_params import SamplingParams
@@ -70,5 +70,6 @@ def _answer(llm: LLM, ids: list[int], params: SamplingParams, run: Run) -> str:
     run.wall_s += taken
     run.outputs += stream.outputs()
     answer = run.outputs[-1].outputs[0]
-    print(f"[{len(answer.token_ids)} tokens, {len(answer.token_ids) / taken:.1f} tokens/s]", file=sys.stderr)
+    tokens = len(answer.token_ids)
+    print(f"[{counted(tokens, 'token')}, {tokens / taken:.1f} tokens/s]", file=sys.stderr)
     return answer.text

@@ -88,3 +88,8 @@ def test_chat_at_a_terminal_converses(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out.strip()
     assert "tokens/s" in err
+
+
+def test_one_token_is_not_called_tokens(llm, capsys):
+    converse(llm, greedy(max_tokens=1, ignore_eos=True), reader(["hello"]))
+    assert "[1 token, " in capsys.readouterr().err
