@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
-from lychee.get import resolve_model
+from lychee.models.names import resolve_model
 from lychee.runtime.config import SpeculativeConfig
 
 RULES = ("rejection", "traversal", "coupled")

@@ -68,8 +68,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
 def load(
     command: str,
     args: argparse.Namespace,
-    target: Path,
-    draft: Path | None,
+    target: str | Path,
+    draft: str | Path | None,
     config: SpeculativeConfig | None,
     sizes: dict[str, Any],
 ) -> LLM:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .conversation import converse
-from .get import resolve_model
 from .options import (
     Parser,
     add_lengths,
@@ -98,7 +97,7 @@ def main(argv: Seq[str] | None = None) -> int:
 def _main(args: argparse.Namespace) -> int:
     _check(args)
     packaged = args.model is None
-    target = demo.TARGET if packaged else resolve_model(args.model)
+    target = demo.TARGET if packaged else args.model
     conversing = _is_conversation(args)
     params = SamplingParams(
         max_tokens=_default(args.max_tokens, 512 if conversing else 128),
@@ -109,7 +108,7 @@ def _main(args: argparse.Namespace) -> int:
         seed=_default(args.seed, demo.SEED if packaged else None),
         ignore_eos=args.ignore_eos or args.compare,
     )
-    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
+    draft = args.draft_model or (demo.DRAFT if packaged else None)
     if args.native and not args.compare:
         draft = None
     if args.compare and draft is None:

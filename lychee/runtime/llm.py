@@ -47,7 +47,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class LLM:
     """A target model, optionally with a draft model that makes it answer faster.
 
-    model, draft_model: Hugging Face model directories, or GGUF files. speculative_config: a SpeculativeConfig or a
+    model, draft_model: Hugging Face model directories, GGUF files, or names as of `lychee get`, which must have fetched
+    them. speculative_config: a SpeculativeConfig or a
     mapping of its fields, which may name the draft as `model`. device: `cpu` or `cuda`; None takes CUDA where there is
     one. dtype: `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU.
     target_quant, draft_quant: None leaves weights as the files have them, `none` makes a GGUF file's floats, and a
@@ -94,7 +95,7 @@ class LLM:
         self.tokenizer, self.target, self.draft, self.vocab = pair.tokenizer, pair.target, pair.draft, pair.vocab
         self.notes = pair.notes
         self._int8_cache = kv_cache_dtype == "int8"
-        self._path = model
+        self._path = pair.path
         self._chat_template: ChatTemplate | None = None
         limit = self.target.config.max_positions
         self.max_model_len = self.sizes.max_model_len or limit

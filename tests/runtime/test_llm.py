@@ -133,9 +133,12 @@ def test_token_ids_come_as_a_list_an_array_or_a_tensor(prompts):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LLM("no/such/model"), "model is 'no/such/model', must be a model directory"),
+        (
+            lambda: LLM("no/such/model"),
+            "model is 'no/such/model', must be .* a name that `lychee get` knows: smollm2, ",
+        ),
         (lambda: LLM(None), "model is None, must be a model directory"),
-        (lambda: LLM(model_dir(), "org/draft"), "draft_model is 'org/draft', must be a model directory"),
+        (lambda: LLM(model_dir(), "org/draft/x"), "draft_model is 'org/draft/x', must be a model directory"),
         (lambda: LLM(model_dir(), model_dir(), "x"), "speculative_config is 'x', must be"),
         (
             lambda: LLM(model_dir(), gpu_memory_utilization=0.5),
