@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # as `lychee run`, before the imports that take long
+    import sys
+
+    from lychee.__main__ import main as lychee
+
+    sys.exit(lychee(["run", *sys.argv[1:]]))
+
 import argparse
 import io
 import json
@@ -239,7 +246,3 @@ def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     if llm.mode(params) is Mode.REJECTION:
         return runs, None
     return runs, all(a.token_ids == b.token_ids for a, b in zip(*(r.completions for r in runs), strict=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -360,3 +361,18 @@ def test_threads_of_the_command_sleep_soon_unless_the_user_says_otherwise(given:
     command = [sys.executable, "-c", f"{watch}; print(os.environ['GOMP_SPINCOUNT'])"]
     run = subprocess.run(command, env=without | given, capture_output=True, text=True)
     assert run.stdout.strip() == found, run.stderr
+
+
+@pytest.mark.parametrize("command", [["lychee.run"], ["lychee", "run"], ["lychee", "--help"]])
+def test_an_interrupt_while_modules_are_imported_is_quiet(command, tmp_path):
+    """The first to import torch is interrupted there."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport lost")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ran = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
