@@ -19,13 +19,15 @@ ASK = "> "
 Messages = list[Mapping[str, str]]
 
 
-def converse(llm: LLM, params: SamplingParams, read: Callable[[str], str]) -> Run:
-    """Answer what `read(ASK)` returns until it raises EOFError or is interrupted. The model sees all turns that fit.
+def converse(llm: LLM, params: SamplingParams, read: Callable[[str], str], system: str | None = None) -> Run:
+    """Answer what `read(ASK)` returns until it raises EOFError or is interrupted.
+
+    The model sees the `system` message and all turns that fit.
 
     An interrupt while the model answers ends the answer alone.
     """
     run = Run("speculative" if llm.draft else "native")
-    messages: Messages = []
+    messages: Messages = [] if system is None else [{"role": "system", "content": system}]
     while True:
         try:
             text = read(ASK)
@@ -49,8 +51,9 @@ def _fitting(llm: LLM, messages: Messages, max_tokens: int) -> list[int]:
     """The conversation's token ids, without the oldest turns where an answer of `max_tokens` would not fit."""
     room = llm.max_model_len - max_tokens
     ids = llm.encode_chat(messages)
-    while len(ids) > room and len(messages) > 2:
-        del messages[:2]
+    first = int(messages[0]["role"] == "system")
+    while len(ids) > room and len(messages) > first + 2:
+        del messages[first : first + 2]
         print("lychee run: the oldest turn is left out, to fit the model's context", file=sys.stderr)
         ids = llm.encode_chat(messages)
     return ids

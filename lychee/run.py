@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from tqdm import tqdm
@@ -42,6 +42,7 @@ from .runtime.llm import LLM
 from .runtime.requests import Prompt
 from .runtime.sampling_params import SamplingParams
 from .runtime.sequence import Mode
+from .sampling_options import add_sampling, sampling_params
 from .terminal import Printer, print_comparison
 
 T = TypeVar("T")
@@ -69,17 +70,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prompts are users' messages under the model's chat template; at a terminal, without any, converse",
     )
-    p.add_argument("--max-tokens", type=int, help="tokens to emit per prompt (default 128; 512 in a conversation)")
-    p.add_argument("--temperature", type=float, help="0 is greedy (default 0; the packaged pair's is 0.7)")
-    p.add_argument("--top-p", type=float, help="1 is off (default 1)")
-    p.add_argument("--top-k", type=int, default=0, help="0 is off")
-    p.add_argument("--min-p", type=float, default=0.0, help="0 is off")
-    p.add_argument(
-        "--seed",
-        type=int,
-        help="same seed, same text, with or without speculation (but not --verify rejection or traversal)",
-    )
-    p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
+    p.add_argument("--system", metavar="TEXT", help="with --chat, the system's message, before the user's")
+    add_sampling(p)
     add_lengths(p)
     add_speculative_config(p)
     p.add_argument("--native", action="store_true", help="decode without the draft model")
@@ -106,15 +98,8 @@ def _main(args: argparse.Namespace) -> int:
     packaged = args.model is None
     target = demo.TARGET if packaged else args.model
     conversing = _is_conversation(args)
-    params = SamplingParams(
-        max_tokens=_default(args.max_tokens, 512 if conversing else 128),
-        temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
-        top_p=_default(args.top_p, demo.TOP_P if packaged else 1.0),
-        top_k=args.top_k,
-        min_p=args.min_p,
-        seed=_default(args.seed, demo.SEED if packaged else None),
-        ignore_eos=args.ignore_eos or args.compare,
-    )
+    packaged_way = {"temperature": demo.TEMPERATURE, "top_p": demo.TOP_P, "seed": demo.SEED} if packaged else {}
+    params = sampling_params(args, **{"max_tokens": 512 if conversing else 128, "temperature": 0.0, **packaged_way})
     draft = args.draft_model or (demo.DRAFT if packaged else None)
     if args.native and not args.compare:
         draft = None
@@ -128,15 +113,15 @@ def _main(args: argparse.Namespace) -> int:
     refused: dict[int, str] = {}
     if not conversing:
         texts = prompt_texts(args, packaged)
-        prompts = [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
+        prompts = [llm.encode_chat(messages(args, text)) for text in texts] if args.chat else [*texts]
         refused = refusals(llm, prompts, params)
         if len(refused) == len(prompts):
             return 2
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     identical: bool | None = None
     if conversing:
-        llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
-        runs = [converse(llm, params, input)]
+        llm.encode_chat(messages(args, ""))  # a model without a template says so before it asks
+        runs = [converse(llm, params, input, args.system)]
     elif args.compare:
         left = [prompt for place, prompt in enumerate(prompts) if place not in refused]
         runs, identical = compare(llm, left, params, args.batch_size or 1)
@@ -151,6 +136,12 @@ def _main(args: argparse.Namespace) -> int:
     else:
         Console(stderr=True).print(table(runs))
     return 130 if runs[0].interrupted else 2 if refused else 0
+
+
+def messages(args: argparse.Namespace, text: str) -> list[Mapping[str, str]]:
+    """A chat in which the user says `text`."""
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": text}]
 
 
 def _is_conversation(args: argparse.Namespace) -> bool:
@@ -176,15 +167,15 @@ def _check(args: argparse.Namespace) -> None:
             if getattr(args, name) is not None:
                 why = "--native" if args.native else "no --draft-model"
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with {why}")
+    if args.system is not None and not args.chat:
+        raise ParameterError("--system needs --chat: other prompts are completed as they are")
     if args.prompt_file_whole and not args.prompt_file:
         raise ParameterError("--prompt-file-whole needs a --prompt-file")
     if args.batch_size is not None and args.batch_size < 1:
         raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
+    if args.batch_size is not None and _is_conversation(args):
+        raise ParameterError("--batch-size has no use in a conversation, which is of one answer at a time")
     check_writable("--report", args.report)
-
-
-def _default(given: Any, default: Any) -> Any:
-    return default if given is None else given
 
 
 def refusals(llm: LLM, prompts: Seq[Prompt], params: SamplingParams) -> dict[int, str]:

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from lychee import __main__, demo, prompts, run
+from lychee import SamplingParams, __main__, demo, prompts, run, sampling_options
 from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded, shared_llm
 
 TOTALS = {
@@ -260,6 +260,59 @@ def test_chat_takes_each_prompt_as_a_users_message(lychee, tmp_path):
     ]
     assert texts(report, "speculative") == expected
     assert out == "".join(f"[{i + 1}] {text}\n" for i, text in enumerate(expected))
+
+
+def test_chat_may_begin_with_the_systems_message(lychee):
+    code, _, _, report = lychee(*pair(), "--chat", "--system", "Be brief", "--prompt", "Hello", "--max-tokens", 6)
+    assert code == 0
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}]
+    expected = shared_llm().chat(messages, greedy(max_tokens=6, ignore_eos=False)).outputs[0].text
+    assert texts(report, "speculative") == [expected]
+    assert expected != shared_llm().chat(messages[1:], greedy(max_tokens=6, ignore_eos=False)).outputs[0].text
+
+
+OPTIONS = {
+    "max_tokens": (["--max-tokens", 3], 3),
+    "min_tokens": (["--min-tokens", 2], 2),
+    "temperature": (["--temperature", 0.5], 0.5),
+    "top_p": (["--top-p", 0.9], 0.9),
+    "top_k": (["--top-k", 7], 7),
+    "min_p": (["--min-p", 0.1], 0.1),
+    "seed": (["--seed", 5], 5),
+    "presence_penalty": (["--presence-penalty", 0.5], 0.5),
+    "frequency_penalty": (["--frequency-penalty", -0.5], -0.5),
+    "repetition_penalty": (["--repetition-penalty", 1.2], 1.2),
+    "stop": (["--stop", "a", "--stop", "b"], ("a", "b")),
+    "stop_token_ids": (["--stop-token-id", 5, "--stop-token-id", 6], (5, 6)),
+    "ignore_eos": (["--ignore-eos"], True),
+    "logit_bias": (["--logit-bias", "5=-inf", "--logit-bias", "6=1.5"], {5: float("-inf"), 6: 1.5}),
+    "bad_words": (["--bad-word", "x"], ("x",)),
+    "skip_special_tokens": (["--show-special-tokens"], False),
+    "include_stop_str_in_output": (["--stop", "a", "--include-stop-str-in-output"], True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_sampling_parameter_of_a_text_is_an_option(name):
+    argv, value = OPTIONS[name]
+    args = run.parser().parse_args([str(arg) for arg in argv])
+    assert getattr(sampling_options.sampling_params(args), name) == value
+    assert getattr(sampling_options.sampling_params(run.parser().parse_args([])), name) != value
+
+
+def test_no_sampling_parameter_is_forgotten():
+    assert OPTIONS.keys() == {field.name for field in fields(SamplingParams)} - {"n", "logprobs"}
+
+
+def test_penalties_and_stops_reach_the_engine(lychee):
+    base = [*pair(), "--prompt", PROMPT, "--max-tokens", 20]
+    _, plain, _, _ = lychee(*base)
+    _, penalised, _, _ = lychee(*base, "--repetition-penalty", 1.5, "--presence-penalty", 1)
+    params = greedy(max_tokens=20, ignore_eos=False, repetition_penalty=1.5, presence_penalty=1.0)
+    assert penalised == PROMPT + completion(shared_llm(), PROMPT, params).text + "\n" != plain
+    stop = plain.removeprefix(PROMPT)[4:6]
+    _, stopped, _, _ = lychee(*base, "--stop", stop)
+    assert stopped == PROMPT + plain.removeprefix(PROMPT).partition(stop)[0] + "\n"
 
 
 def test_native_gives_the_tokens_of_speculation(lychee):
