@@ -54,9 +54,7 @@ def measure(llm: LLM, prompts: Sequence[Any], params: Sequence[SamplingParams]) 
     for one in params:
         stats = [c.stats for output in llm.generate(list(prompts), one) for c in output.outputs]
         found += [
-            Sample(s.rounds, s.emitted_in_rounds, s.nodes_accepted, s.nodes_accepted - s.accepted)
-            for s in stats
-            if s.rounds
+            Sample(s.rounds, s.emitted_in_rounds, s.accepted, s.accepted - s.trunk_accepted) for s in stats if s.rounds
         ]
     return found
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from rich.table import Table
 
-from .runtime.metrics import Metrics, ratio
+from .runtime.metrics import Metrics, ratio, tree_name
 from .runtime.outputs import CompletionOutput, RequestOutput
+
+LONGEST_NAME = 16  # of a tree in the table
 
 
 @dataclass
@@ -101,8 +103,18 @@ def _cells(run: Run) -> dict[str, str]:
         "mean emitted per round": number("mean_emitted_per_round"),
         "acceptance rate": number("acceptance_rate"),
         "wasted draft share": number("wasted_fraction"),
+        "most frequent tree": _most_frequent(run.metrics),
         "draft time": seconds("draft_s"),
         "verify time": seconds("verify_s"),
         "other time": seconds("other_s"),
         "memory": f"{totals['peak_memory_bytes'] / 2**20:.0f} MiB",
     }
+
+
+def _most_frequent(metrics: Metrics) -> str:
+    """The tree that most rounds drafted, and their share."""
+    if not metrics.rounds:
+        return "-"
+    drafted = [(number, tree_name(shape)) for shape, number in metrics.shapes.most_common(1)]
+    number, name = max([*drafted, (metrics.rounds_native, "none")])
+    return f"{name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + '...'} ({number / metrics.rounds:.0%})"

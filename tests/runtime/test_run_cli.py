@@ -14,11 +14,12 @@ from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded
 
 TOTALS = {
     "tokens_per_second", "mean_emitted_per_round", "acceptance_rate", "wasted_fraction", "acceptance_by_depth",
+    "rounds", "rounds_native", "rounds_by_tree", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
     "draft_s", "verify_s", "other_s", "peak_memory_bytes",
 }  # fmt: skip
 REQUEST = {
-    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds", "drafted",
-    "accepted", "emitted",
+    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds",
+    "rounds_native", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
 }  # fmt: skip
 
 
@@ -77,7 +78,12 @@ def check_run(made, num_tokens, speculative, num_requests=1):
         assert (request["drafted"] > 0) == speculative
         assert request["rounds"] + request["accepted"] == num_tokens - 1  # a prefill emits the first
     assert totals["tokens_per_second"] > 0
-    rounds, accepted, drafted = (sum(r[key] for r in requests) for key in ("rounds", "accepted", "drafted"))
+    for key in REQUEST & TOTALS:
+        assert totals[key] == sum(request[key] for request in requests)
+    rounds, accepted, drafted = (totals[key] for key in ("rounds", "accepted", "drafted"))
+    by_tree = [entry["rounds"] for entry in totals["rounds_by_tree"]]
+    assert sum(by_tree) + totals["rounds_native"] == rounds
+    assert by_tree == sorted(by_tree, reverse=True)
     assert totals["mean_emitted_per_round"] == pytest.approx(1 + accepted / rounds)
     if speculative:
         assert totals["acceptance_rate"] == pytest.approx(accepted / drafted)
@@ -90,6 +96,23 @@ def check_run(made, num_tokens, speculative, num_requests=1):
         assert totals["acceptance_by_depth"] == []
     assert min(totals["draft_s"], totals["verify_s"], totals["other_s"]) >= 0
     assert totals["peak_memory_bytes"] > 2**16
+
+
+def test_the_report_and_the_table_say_which_trees_ran(lychee):
+    tree = [*pair(), "--prompt", PROMPT, "--max-tokens", 40, "--ignore-eos", "--tree", "2,2,1"]
+    _, _, err, report = lychee(*tree)
+    totals = report["runs"]["speculative"]["totals"]
+    most = totals["rounds_by_tree"][0]
+    assert most["tree"] == "2,2,1"
+    assert f"{most['tree']} ({most['rounds'] / totals['rounds']:.0%})" in next(
+        line for line in err.splitlines() if line.startswith("most frequent tree")
+    )
+    assert totals["drafted"] > totals["trunk_drafted"] > 0
+    _, _, err, report = lychee(model_dir(), "--prompt", PROMPT, "--max-tokens", 10, "--ignore-eos")
+    totals = report["runs"]["native"]["totals"]
+    assert totals["rounds"] == totals["rounds_native"] == 9
+    assert totals["rounds_by_tree"] == []
+    assert "none (100%)" in err
 
 
 @pytest.mark.parametrize("options", [["--temperature", 0], ["--temperature", 0.9, "--seed", 4]])
