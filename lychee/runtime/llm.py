@@ -140,7 +140,7 @@ class LLM:
         check_bool("native", native)
         with self._lock:
             engine = self.engine(native)
-            requests = self._requests(engine, prompts, sampling_params, native or self.draft is None)
+            requests = self._requests(prompts, sampling_params, native or self.draft is None)
         return Stream(requests, self._run(engine, [seq for r in requests for seq in r.seqs]))
 
     def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
@@ -307,11 +307,7 @@ class LLM:
                     self._inboxes.pop(seq.request_id, None)
 
     def _requests(
-        self,
-        engine: Engine,
-        prompts: Prompt | Seq[Prompt],
-        given: SamplingParams | Seq[SamplingParams] | None,
-        native: bool,
+        self, prompts: Prompt | Seq[Prompt], given: SamplingParams | Seq[SamplingParams] | None, native: bool
     ) -> list[Request]:
         many = _prompts(prompts)
         if not many:
@@ -326,7 +322,7 @@ class LLM:
         requests = []
         for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
             try:
-                seqs = self._sequences(engine, prompt, sampling)
+                seqs = self._sequences(self.engine(native), prompt, sampling)
             except ParameterError as error:
                 if len(many) == 1:
                     raise
