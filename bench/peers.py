@@ -26,10 +26,10 @@ from bench.peer_sides import Setup, Side, all_sides, compare, measure, show
 from bench.peer_sides.client import Client, MissingError, SideError
 from bench.peer_sides.inputs import encoded, processor
 from bench.rows import counts
-from lychee.get import resolve_model
 from lychee.models.chat import ChatError
 from lychee.models.files import ModelError
 from lychee.models.model_files import gguf_path
+from lychee.models.names import resolve_model
 
 PROMPTS = Path(__file__).with_name("peer_prompts.json")
 REPEATS = 5

@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
-from lychee.get import resolve_model
+from lychee.models.names import resolve_model
 from lychee.runtime.config import SpeculativeConfig
 
 RULES = ("rejection", "traversal", "coupled")
@@ -54,9 +54,7 @@ def measure(llm: LLM, prompts: Sequence[Any], params: Sequence[SamplingParams]) 
     for one in params:
         stats = [c.stats for output in llm.generate(list(prompts), one) for c in output.outputs]
         found += [
-            Sample(s.rounds, s.emitted_in_rounds, s.nodes_accepted, s.nodes_accepted - s.accepted)
-            for s in stats
-            if s.rounds
+            Sample(s.rounds, s.emitted_in_rounds, s.accepted, s.accepted - s.trunk_accepted) for s in stats if s.rounds
         ]
     return found
 

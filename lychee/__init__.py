@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .models.chat import ChatError
     from .models.files import ModelError
+    from .runtime.checks import ParameterError
     from .runtime.config import SpeculativeConfig
     from .runtime.llm import LLM
-    from .runtime.sampling_params import ParameterError, SamplingParams
+    from .runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "ChatError", "ModelError", "ParameterError", "SamplingParams", "SpeculativeConfig", "__version__"]
@@ -24,7 +25,7 @@ _HOMES = {
     "LLM": "runtime.llm",
     "ChatError": "models.chat",
     "ModelError": "models.files",
-    "ParameterError": "runtime.sampling_params",
+    "ParameterError": "runtime.checks",
     "SamplingParams": "runtime.sampling_params",
     "SpeculativeConfig": "runtime.config",
 }

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
-from . import __version__, check, get, quantize_cli, run
+from . import __version__
 
-COMMANDS = {
-    "run": (run.main, run.__doc__),
-    "check": (check.main, check.__doc__),
-    "get": (get.main, get.__doc__),
-    "quantize": (quantize_cli.main, quantize_cli.__doc__),
-}
+COMMANDS = {"run": "run", "check": "check", "get": "get", "quantize": "quantize_cli"}  # and their modules
 
 
-def main() -> int:
-    name, *rest = sys.argv[1:] or ["--help"]
+def main(argv: Sequence[str] | None = None) -> int:
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        about = "".join(f"  {command}   {doc}\n" for command, (_, doc) in COMMANDS.items())
+        about = "".join(f"  {command}   {_module(command).__doc__}\n" for command in COMMANDS)
         print(f"usage: lychee {{{','.join(COMMANDS)}}} ...\n\n{about}\nOptions: lychee run --help")
         return 0
     if name == "--version":
@@ -26,7 +26,20 @@ def main() -> int:
     if name not in COMMANDS:
         print(f"lychee: {name!r} is not a command, must be {' or '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return COMMANDS[name][0](rest)
+    code: int = _module(name).main(rest)
+    return code
+
+
+def _module(command: str) -> ModuleType:
+    """Import takes a second or more; an interrupt meanwhile ends the process at once and quietly."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # and not ignored, as in the background
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        return import_module(f"lychee.{COMMANDS[command]}")
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from .report import Run
+from .report import Run, counted
+from .runtime.checks import ParameterError
 from .runtime.llm import LLM
-from .runtime.sampling_params import ParameterError, SamplingParams
+from .runtime.sampling_params import SamplingParams
 
 with suppress(ImportError):
     import readline  # noqa: F401  # gives `input` a history and editing keys
@@ -18,13 +19,15 @@ ASK = "> "
 Messages = list[Mapping[str, str]]
 
 
-def converse(llm: LLM, params: SamplingParams, read: Callable[[str], str]) -> Run:
-    """Answer what `read(ASK)` returns until it raises EOFError or is interrupted. The model sees all turns that fit.
+def converse(llm: LLM, params: SamplingParams, read: Callable[[str], str], system: str | None = None) -> Run:
+    """Answer what `read(ASK)` returns until it raises EOFError or is interrupted.
+
+    The model sees the `system` message and all turns that fit.
 
     An interrupt while the model answers ends the answer alone.
     """
     run = Run("speculative" if llm.draft else "native")
-    messages: Messages = []
+    messages: Messages = [] if system is None else [{"role": "system", "content": system}]
     while True:
         try:
             text = read(ASK)
@@ -48,8 +51,9 @@ def _fitting(llm: LLM, messages: Messages, max_tokens: int) -> list[int]:
     """The conversation's token ids, without the oldest turns where an answer of `max_tokens` would not fit."""
     room = llm.max_model_len - max_tokens
     ids = llm.encode_chat(messages)
-    while len(ids) > room and len(messages) > 2:
-        del messages[:2]
+    first = int(messages[0]["role"] == "system")
+    while len(ids) > room and len(messages) > first + 2:
+        del messages[first : first + 2]
         print("lychee run: the oldest turn is left out, to fit the model's context", file=sys.stderr)
         ids = llm.encode_chat(messages)
     return ids
@@ -69,5 +73,6 @@ def _answer(llm: LLM, ids: list[int], params: SamplingParams, run: Run) -> str:
     run.wall_s += taken
     run.outputs += stream.outputs()
     answer = run.outputs[-1].outputs[0]
-    print(f"[{len(answer.token_ids)} tokens, {len(answer.token_ids) / taken:.1f} tokens/s]", file=sys.stderr)
+    tokens = len(answer.token_ids)
+    print(f"[{counted(tokens, 'token')}, {tokens / taken:.1f} tokens/s]", file=sys.stderr)
     return answer.text

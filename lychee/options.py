@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from .models.chat import ChatError
 from .models.files import ModelError
+from .runtime.checks import ParameterError
 from .runtime.config import SpeculativeConfig, Verify
 from .runtime.llm import DTYPES, LLM
-from .runtime.sampling_params import ParameterError
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +68,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
 def load(
     command: str,
     args: argparse.Namespace,
-    target: Path,
-    draft: Path | None,
+    target: str | Path,
+    draft: str | Path | None,
     config: SpeculativeConfig | None,
     sizes: dict[str, Any],
 ) -> LLM:
@@ -109,9 +110,14 @@ def check_writable(option: str, file: Path | None) -> None:
 
 
 def exit_code(command: str, body: Callable[[], int]) -> int:
-    """What `body` returns; 2 after a sentence on standard error where it was given what it cannot use."""
+    """What `body` returns; 2 after a sentence on standard error where it was given what it cannot use.
+
+    Warnings are sentences on standard error too.
+    """
     try:
-        return body()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda said, *_, **__: print(f"{command}: {said}", file=sys.stderr)
+            return body()
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is still buffered has nowhere to go
         return 141

@@ -12,10 +12,12 @@ from rich.table import Table
 from tqdm import tqdm
 
 from .models.files import ModelError
+from .models.model_files import gguf_path
+from .models.names import resolve_model
 from .models.quant_format import QuantFormat, format_of
 from .models.save_quantized import Written, save_quantized
 from .options import Parser
-from .runtime.sampling_params import ParameterError
+from .runtime.checks import ParameterError
 
 FORMATS = """formats:
   int8          one scale a row: half the size of 16-bit floats
@@ -39,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    p.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face model directory, of safetensors")
+    p.add_argument(
+        "model", metavar="MODEL", help="a directory of safetensors, or the name of a model as for `lychee get`"
+    )
     p.add_argument("out", type=Path, metavar="OUT", help="the directory to write, which is absent or empty")
     p.add_argument("--format", required=True, metavar="FORMAT", help="int8, int4, or one of those below")
     return p
@@ -60,11 +64,14 @@ def _main(args: argparse.Namespace) -> int:
         fmt = QuantFormat.parse(args.format)
     except ValueError as error:
         raise ParameterError(f"--format: {error}") from error
-    if not args.model.is_dir():
-        raise ParameterError(f"MODEL is {args.model}, must be a directory")
-    total = sum(file.stat().st_size for file in args.model.glob("*.safetensors"))
+    model = resolve_model(args.model)
+    if file := gguf_path(model):
+        raise ParameterError(f"MODEL is {args.model}, of the GGUF file {file.name}; must be safetensors of floats")
+    if not model.is_dir():
+        raise ParameterError(f"MODEL is {args.model}, must be a directory, or a name that `lychee get` knows")
+    total = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     with tqdm(total=total, desc="quantising", unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        written = save_quantized(args.model, args.out, fmt, on_written=lambda w: bar.update(w.bytes_before))
+        written = save_quantized(model, args.out, fmt, on_written=lambda w: bar.update(w.bytes_before))
     Console().print(table(written, fmt))
     return 0
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import count, islice
 from statistics import median
 from typing import Any
 
 from rich.table import Table
 
-from .runtime.metrics import Metrics, ratio
+from .runtime.metrics import Metrics, ratio, tree_name
 from .runtime.outputs import CompletionOutput, RequestOutput
+
+LONGEST_NAME = 16  # of a tree in the table
 
 
 @dataclass
@@ -22,28 +26,40 @@ class Run:
     outputs: list[RequestOutput] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     interrupted: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)  # prompts by their place among all, and why
+
+    @property
+    def places(self) -> list[int]:
+        """Of the outputs' prompts, among all prompts."""
+        return list(islice((place for place in count() if place not in self.refused), len(self.outputs)))
 
     @property
     def completions(self) -> list[CompletionOutput]:
         return [completion for output in self.outputs for completion in output.outputs]
 
     def report(self) -> dict[str, Any]:
-        requests = [
-            {
+        requests: dict[int, dict[str, Any]] = {place: {"error": why} for place, why in self.refused.items()}
+        requests |= {
+            place: {
                 "text": c.text,
                 "token_ids": list(c.token_ids),
                 "finish_reason": c.finish_reason,
                 **c.stats.report(),
             }
-            for c in self.completions
-        ]
+            for place, c in zip(self.places, self.completions, strict=True)
+        }
         label = {"lossy": True} if self.lossy else {}
-        return {"totals": self.metrics.totals(), "requests": requests, **label}
+        return {"totals": self.metrics.totals(), "requests": [requests[place] for place in sorted(requests)], **label}
 
     @property
     def lossy(self) -> bool:
         """Some of it was made with fallback_sampling=False, so it is not distributed as the target has it."""
         return any(output.lossy for output in self.outputs)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def report(runs: Seq[Run], identical: bool | None) -> dict[str, Any]:
@@ -87,8 +103,18 @@ def _cells(run: Run) -> dict[str, str]:
         "mean emitted per round": number("mean_emitted_per_round"),
         "acceptance rate": number("acceptance_rate"),
         "wasted draft share": number("wasted_fraction"),
+        "most frequent tree": _most_frequent(run.metrics),
         "draft time": seconds("draft_s"),
         "verify time": seconds("verify_s"),
         "other time": seconds("other_s"),
         "memory": f"{totals['peak_memory_bytes'] / 2**20:.0f} MiB",
     }
+
+
+def _most_frequent(metrics: Metrics) -> str:
+    """The tree that most rounds drafted, and their share."""
+    if not metrics.rounds:
+        return "-"
+    drafted = [(number, tree_name(shape)) for shape, number in metrics.shapes.most_common(1)]
+    number, name = max([*drafted, (metrics.rounds_native, "none")])
+    return f"{name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + '...'} ({number / metrics.rounds:.0%})"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # as `lychee run`, before the imports that take long
+    import sys
+
+    from lychee.__main__ import main as lychee
+
+    sys.exit(lychee(["run", *sys.argv[1:]]))
+
 import argparse
 import io
 import json
-import select
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from rich.console import Console
 from tqdm import tqdm
 
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .conversation import converse
-from .get import resolve_model
 from .options import (
     Parser,
     add_lengths,
@@ -28,16 +33,19 @@ from .options import (
     check_writable,
     exit_code,
     load,
-    prompts_of_file,
     speculative_config,
 )
+from .prompts import prompt_texts
 from .report import Run, report, table
+from .runtime.checks import ParameterError
 from .runtime.llm import LLM
 from .runtime.requests import Prompt
-from .runtime.sampling_params import ParameterError, SamplingParams
+from .runtime.sampling_params import SamplingParams
 from .runtime.sequence import Mode
+from .sampling_options import add_sampling, sampling_params
 from .terminal import Printer, print_comparison
 
+T = TypeVar("T")
 SPECULATION_FLAGS = (
     "draft_model",
     "draft_quant",
@@ -48,7 +56,6 @@ SPECULATION_FLAGS = (
     "node_budget",
     "speculative_config",
 )
-STDIN_WAIT_S = 2.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,17 +70,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prompts are users' messages under the model's chat template; at a terminal, without any, converse",
     )
-    p.add_argument("--max-tokens", type=int, help="tokens to emit per prompt (default 128; 512 in a conversation)")
-    p.add_argument("--temperature", type=float, help="0 is greedy (default 0; the packaged pair's is 0.7)")
-    p.add_argument("--top-p", type=float, help="1 is off (default 1)")
-    p.add_argument("--top-k", type=int, default=0, help="0 is off")
-    p.add_argument("--min-p", type=float, default=0.0, help="0 is off")
-    p.add_argument(
-        "--seed",
-        type=int,
-        help="same seed, same text, with or without speculation (but not --verify rejection or traversal)",
-    )
-    p.add_argument("--ignore-eos", action="store_true", help="go on past the end of the text")
+    p.add_argument("--system", metavar="TEXT", help="with --chat, the system's message, before the user's")
+    add_sampling(p)
     add_lengths(p)
     add_speculative_config(p)
     p.add_argument("--native", action="store_true", help="decode without the draft model")
@@ -98,18 +96,11 @@ def main(argv: Seq[str] | None = None) -> int:
 def _main(args: argparse.Namespace) -> int:
     _check(args)
     packaged = args.model is None
-    target = demo.TARGET if packaged else resolve_model(args.model)
+    target = demo.TARGET if packaged else args.model
     conversing = _is_conversation(args)
-    params = SamplingParams(
-        max_tokens=_default(args.max_tokens, 512 if conversing else 128),
-        temperature=_default(args.temperature, demo.TEMPERATURE if packaged else 0.0),
-        top_p=_default(args.top_p, demo.TOP_P if packaged else 1.0),
-        top_k=args.top_k,
-        min_p=args.min_p,
-        seed=_default(args.seed, demo.SEED if packaged else None),
-        ignore_eos=args.ignore_eos or args.compare,
-    )
-    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
+    packaged_way = {"temperature": demo.TEMPERATURE, "top_p": demo.TOP_P, "seed": demo.SEED} if packaged else {}
+    params = sampling_params(args, **{"max_tokens": 512 if conversing else 128, "temperature": 0.0, **packaged_way})
+    draft = args.draft_model or (demo.DRAFT if packaged else None)
     if args.native and not args.compare:
         draft = None
     if args.compare and draft is None:
@@ -118,27 +109,39 @@ def _main(args: argparse.Namespace) -> int:
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee run", args, target, draft, config, sizes)
+    prompts: list[Prompt] = []
+    refused: dict[int, str] = {}
+    if not conversing:
+        texts = prompt_texts(args, packaged)
+        prompts = [llm.encode_chat(messages(args, text)) for text in texts] if args.chat else [*texts]
+        refused = refusals(llm, prompts, params)
+        if len(refused) == len(prompts):
+            return 2
     _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
     identical: bool | None = None
     if conversing:
-        llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
-        runs = [converse(llm, params, input)]
+        llm.encode_chat(messages(args, ""))  # a model without a template says so before it asks
+        runs = [converse(llm, params, input, args.system)]
+    elif args.compare:
+        left = [prompt for place, prompt in enumerate(prompts) if place not in refused]
+        runs, identical = compare(llm, left, params, args.batch_size or 1)
     else:
-        texts = _prompts(args, packaged)
-        prompts: list[Prompt] = (
-            [llm.encode_chat([{"role": "user", "content": t}]) for t in texts] if args.chat else [*texts]
-        )
-        if args.compare:
-            runs, identical = compare(llm, prompts, params, args.batch_size or 1)
-        else:
-            runs = [_stream(llm, prompts, params, args.batch_size or len(prompts))]
+        runs = [_stream(llm, prompts, refused, params, args.batch_size or len(prompts))]
+    for run in runs:
+        run.refused = refused
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
     if args.compare:
         print_comparison(runs, identical)
     else:
         Console(stderr=True).print(table(runs))
-    return 130 if runs[0].interrupted else 0
+    return 130 if runs[0].interrupted else 2 if refused else 0
+
+
+def messages(args: argparse.Namespace, text: str) -> list[Mapping[str, str]]:
+    """A chat in which the user says `text`."""
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": text}]
 
 
 def _is_conversation(args: argparse.Namespace) -> bool:
@@ -164,55 +167,44 @@ def _check(args: argparse.Namespace) -> None:
             if getattr(args, name) is not None:
                 why = "--native" if args.native else "no --draft-model"
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with {why}")
+    if args.system is not None and not args.chat:
+        raise ParameterError("--system needs --chat: other prompts are completed as they are")
     if args.prompt_file_whole and not args.prompt_file:
         raise ParameterError("--prompt-file-whole needs a --prompt-file")
     if args.batch_size is not None and args.batch_size < 1:
         raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
+    if args.batch_size is not None and _is_conversation(args):
+        raise ParameterError("--batch-size has no use in a conversation, which is of one answer at a time")
     check_writable("--report", args.report)
 
 
-def _default(given: Any, default: Any) -> Any:
-    return default if given is None else given
+def refusals(llm: LLM, prompts: Seq[Prompt], params: SamplingParams) -> dict[int, str]:
+    """Prompts that cannot be run, by place, and why; they are named on standard error. One alone raises instead."""
+    refused: dict[int, str] = {}
+    for place, prompt in enumerate(prompts):
+        try:
+            llm.check(prompt, params)
+        except ParameterError as error:
+            if len(prompts) == 1:
+                raise
+            refused[place] = str(error)
+            print(f"lychee run: prompt {place + 1}: {error}", file=sys.stderr)
+    return refused
 
 
-def _prompts(args: argparse.Namespace, packaged: bool) -> list[str]:
-    if args.prompt is not None:
-        return [args.prompt]
-    if args.prompt_file:
-        return prompts_of_file(args.prompt_file, args.prompt_file_whole)
-    if text := _read_stdin(wait=not packaged):
-        return [text]
-    if not packaged:
-        raise ParameterError("no prompt: give --prompt, --prompt-file, or text on standard input")
-    return [p for kind in demo.prompts().values() for p in kind] if args.compare else [demo.PROMPT]
+def _batches(items: Seq[T], size: int) -> Iterator[Seq[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
-def _read_stdin(wait: bool) -> str:
-    """Standard input less its last newline, unless it is a terminal. Without `wait`, a silent one counts as empty."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
-        print("lychee run: nothing on standard input, so the packaged prompt is used", file=sys.stderr)
-        return ""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"standard input is not UTF-8: {error}") from error
-    return text.replace("\r\n", "\n").removesuffix("\n")
-
-
-def _batches(prompts: Seq[Prompt], size: int) -> Iterator[list[Prompt]]:
-    for start in range(0, len(prompts), size):
-        yield list(prompts[start : start + size])
-
-
-def _stream(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: int) -> Run:
-    """Complete the prompts and print the text as it comes, each prompt's in turn."""
+def _stream(llm: LLM, prompts: Seq[Prompt], refused: Mapping[int, str], params: SamplingParams, batch_size: int) -> Run:
+    """Complete the prompts but the refused ones, and print the text as it comes, each prompt's in turn."""
     run = Run("speculative" if llm.draft else "native")
-    for batch in _batches(prompts, batch_size):
+    for places in _batches([place for place in range(len(prompts)) if place not in refused], batch_size):
         start = time.perf_counter()
+        batch = [prompts[place] for place in places]
         stream = llm.stream(batch, params)
-        printer = Printer(len(prompts) > 1, len(run.outputs), batch)
+        printer = Printer(batch, [place + 1 for place in places] if len(prompts) > 1 else None)
         try:
             for chunk in stream:
                 printer.show(chunk.request_id, chunk.text, chunk.finish_reason is not None)
@@ -234,7 +226,8 @@ def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     `identical` is None where speculation promises the distribution only (sampling that is not coupled).
     """
     runs = [Run("native"), Run("speculative")]
-    for i, batch in enumerate(tqdm(list(_batches(prompts, batch_size)), desc="comparing", unit="batch", leave=False)):
+    batches = list(_batches(prompts, batch_size))
+    for i, batch in enumerate(tqdm(batches, desc="comparing", unit="batch", leave=False, disable=None)):
         for run in runs if i % 2 == 0 else reversed(runs):
             start = time.perf_counter()
             run.outputs += llm.generate(batch, params, native=run.name == "native")
@@ -244,7 +237,3 @@ def compare(llm: LLM, prompts: Seq[Prompt], params: SamplingParams, batch_size: 
     if llm.mode(params) is Mode.REJECTION:
         return runs, None
     return runs, all(a.token_ids == b.token_ids for a, b in zip(*(r.completions for r in runs), strict=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

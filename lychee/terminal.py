@@ -13,8 +13,9 @@ from .runtime.requests import Prompt
 class Printer:
     """Prints several prompts' texts in order: the first unfinished one live, the others when their turn comes."""
 
-    def __init__(self, titled: bool, first_number: int, prompts: Seq[Prompt]) -> None:
-        self.titled, self.first_number, self.prompts = titled, first_number, prompts
+    def __init__(self, prompts: Seq[Prompt], numbers: Seq[int] | None) -> None:
+        """`numbers` are shown before the texts."""
+        self.prompts, self.numbers = prompts, numbers
         self.texts = [""] * len(prompts)
         self.ended = [False] * len(prompts)
         self.turn = -1
@@ -33,8 +34,8 @@ class Printer:
         self.turn += 1
         if self.turn < len(self.prompts):
             prompt = self.prompts[self.turn]
-            if self.titled:
-                print(f"[{self.first_number + self.turn + 1}] ", end="")
+            if self.numbers is not None:
+                print(f"[{self.numbers[self.turn]}] ", end="")
             print((prompt if isinstance(prompt, str) else "") + self.texts[self.turn], end="", flush=True)
 
 
@@ -48,7 +49,7 @@ def print_comparison(runs: Seq[Run], identical: bool | None) -> None:
         print("identical: null (the distribution is kept; coupled acceptance, as with a --seed, keeps the tokens)")
     else:
         print(f"identical: {str(identical).lower()}")
-        for number, (a, b) in enumerate(zip(*(r.completions for r in runs), strict=True)):
+        for place, a, b in zip(runs[0].places, *(r.completions for r in runs), strict=True):
             if a.token_ids != b.token_ids:
                 at = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
-                print(f"prompt {number + 1} differs from token {at + 1}")
+                print(f"prompt {place + 1} differs from token {at + 1}")

@@ -266,7 +266,7 @@ def test_steps_are_as_many_as_announced(pair):
         (["--samples", "0"], "--samples is 0, must be an integer of at least 1"),
         (["--max-tokens", "0"], "max_tokens is 0, must be an integer of at least 1"),
         (["--speculative-config", "{"], "speculative_config is not JSON"),
-        (["--speculative-config", '{"trees": 1}'], "speculative_config has 'trees', may have"),
+        (["--speculative-config", '{"trees": 1}'], "speculative_config has no 'trees'; did you mean tree?"),
         (["--prompt", ""], "prompt is '', must be text of at least one character"),
         (["--json", "nowhere/found.json"], "--json is nowhere/found.json, whose directory does not exist"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),

@@ -5,9 +5,10 @@ import torch
 
 from lychee.check.samples import LENGTH, PER_REQUEST, Place, draw, places, starts
 from lychee.check.subject import Subject
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.llm import LLM
-from lychee.runtime.sampling_params import ParameterError, SamplingParams
+from lychee.runtime.sampling_params import SamplingParams
 from lychee.runtime.sequence import Mode
 from tests.conftest import DEVICE
 from tests.runtime.pairs import PROMPTS, model_dir

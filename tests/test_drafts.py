@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from lychee.drafts import DRAFTS
-from lychee.get import resolve_model
 from lychee.models.model_files import open_model
+from lychee.models.names import DRAFTS, resolve_model
 from lychee.models.weights import check
 
 TARGET_PARAMETERS = {"smollm2-draft": 106_203_456}  # without the embedding

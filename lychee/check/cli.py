@@ -13,7 +13,6 @@ from rich.console import Console
 from tqdm import tqdm
 
 from .. import demo
-from ..get import resolve_model
 from ..options import (
     Parser,
     add_lengths,
@@ -26,7 +25,8 @@ from ..options import (
     prompts_of_file,
     speculative_config,
 )
-from ..runtime.sampling_params import ParameterError, SamplingParams, check_int, refuse
+from ..runtime.checks import ParameterError, check_int, refuse
+from ..runtime.sampling_params import SamplingParams
 from .proofs import Plan, num_steps, prove
 from .report import as_json, details, summary, table
 from .samples import PER_REQUEST
@@ -80,8 +80,8 @@ def _main(args: argparse.Namespace) -> int:
     )
     if sampling.greedy:
         raise refuse("--temperature", args.temperature, "at least 1e-5; greedy decoding is always checked too")
-    target = demo.TARGET if packaged else resolve_model(args.model)
-    draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT
+    target = demo.TARGET if packaged else args.model
+    draft = args.draft_model or demo.DRAFT
     config, texts = speculative_config(args), _texts(args)
     llm = load("lychee check", args, target, draft, config, {"max_num_seqs": PER_REQUEST})
     subject = Subject(llm)

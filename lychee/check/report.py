@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ..report import counted
 from ..runtime.sampling_params import SamplingParams
 from .chi_square import ChiSquare
 from .proofs import NUM_SEEDS, Plan, Results, Tried
@@ -23,9 +24,9 @@ def table(plan: Plan, results: Results) -> Table:
     made = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         made.add_column()
-    num_prompts, sampling = len(plan.prompts), described(plan.sampling)
-    once = f"{num_prompts} prompts, alone and as one batch"
-    seeds = f"{num_prompts} prompts with {NUM_SEEDS} seeds, alone and as one batch, {sampling}"
+    prompts, sampling = counted(len(plan.prompts), "prompt"), described(plan.sampling)
+    once = f"{prompts}, alone and as one batch"
+    seeds = f"{prompts} with {NUM_SEEDS} seeds, alone and as one batch, {sampling}"
     made.add_row("greedy", _verdict(results.greedy.passed), _equality(results.greedy, once))
     made.add_row("coupled", _verdict(results.coupled.passed), _equality(results.coupled, seeds))
     made.add_row("sampled", _verdict(results.sampled.passed), _sampled(results.sampled, sampling))
@@ -59,7 +60,7 @@ def _equality(found: Equality, what: str) -> str:
 
 def _sampled(found: Sampled, sampling: str) -> str:
     return (
-        f"{found.num_prompts} prompts, {found.num_samples} samples of {LENGTH} tokens each, {sampling}: "
+        f"{counted(found.num_prompts, 'prompt')}, {found.num_samples} samples of {LENGTH} tokens each, {sampling}: "
         f"against native decoding's exact probabilities: p = {found.p_value:.2g}, fails below {SIGNIFICANCE:g}"
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..runtime.sampling_params import ParameterError, SamplingParams
+from ..runtime.checks import ParameterError
+from ..runtime.sampling_params import SamplingParams
 from .subject import Subject, Tokens
 
 LENGTH = 6  # tokens kept of each sample: the prefill's, then those of about two rounds

@@ -5,6 +5,7 @@ For `rms_norm(x, weight, eps)` it reads, shortened:
     def rms_norm(x, weight, eps):
         sound = False
         try:
+            if type(eps) is not float: raise ValueError
             checked = x
             if not isinstance(checked, Tensor): raise ValueError
             (size_0, size_1, ) = checked.shape
@@ -12,7 +13,7 @@ For `rms_norm(x, weight, eps)` it reads, shortened:
             axis_hidden = size_1
             dtype_float32_or_float16 = checked.dtype
             common_device = checked.device
-            if dtype_float32_or_float16 not in float32_or_float16 or not checked.is_contiguous(): raise ValueError
+            if dtype_float32_or_float16 not in float32_or_float16 or not checked.is_contiguous() ...: raise ValueError
             checked = weight
             if not isinstance(checked, Tensor): raise ValueError
             (size_0, ) = checked.shape
@@ -53,8 +54,8 @@ def call_code(
 ) -> Callable[..., Any]:
     """A function of the op's signature. Raises ValueError where an output's axis or dtype is in no required input.
 
-    A call that breaks the contract goes to `otherwise`, and so do a few unusual sound ones: an axis given as something
-    else than an int, a struct that may be None and is not, or is of a subclass, a tensor that may be None and has an
+    A call that breaks the contract goes to `otherwise`, and so do a few unusual sound ones: an int given for a float, a
+    symbol for a number, a struct that may be None and is not, or is of a subclass, a tensor that may be None and has an
     axis, dtype or device of its own.
     """
     code = _Call(contract)
@@ -121,7 +122,7 @@ class _Code:
             conditions.append("checked.device != common_device")
         else:
             self.assign("common_device", "checked.device")
-        self.refuse_if(*conditions, "not checked.is_contiguous()")
+        self.refuse_if(*conditions, "not checked.is_contiguous()", "checked.is_neg()")
 
     def compiled(self, title: str) -> Any:
         """The function that the lines define."""
@@ -166,10 +167,12 @@ class _Call(_Code):
         self.line("sound = False")
         self.line("try:")
         self.indent = "        "
-        axes = {axis for spec in contract.specs() for axis, _ in spec.parsed}
-        for key in contract.parameters:
-            if key in axes and key not in contract.inputs:
-                self.refuse_if(f"type({key}) is not int")
+        scalars = [f"type({key}) is not {kind.__name__}" for key, kind in contract.scalars.items()]
+        scalars += [f"{key} < 0" for key in contract.scalars if key in contract.axes]
+        if scalars:
+            self.refuse_if(*scalars)
+        for key in contract.scalars:
+            if key in contract.axes:
                 self.assign(f"axis_{key}", key)
 
     def struct(self, key: str, struct: type) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import cached_property
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from .specs import members, optional_of, spec_of, struct_specs
 from .stand_in import StandIn, Symbol
 from .types import Spec
+
+NAMES = {int: "an int", float: "a float", bool: "True or False"}
 
 
 class ContractError(ValueError):
@@ -33,6 +36,7 @@ class Contract:
         self.outputs = tuple(s for h in outs if (s := spec_of(h)))
         self.inputs = {k: s for k, h in hints.items() if (s := spec_of(h))}
         self.structs = {k: cast(type, m) for k, h in hints.items() for m in members(h) if is_dataclass(m)}
+        self.scalars = {k: h for k, h in hints.items() if h in (int, float, bool)}
         self.optional = optional_of(hints)
         signature = inspect.signature(reference)
         self.parameters = tuple(signature.parameters)
@@ -75,11 +79,29 @@ class Contract:
 
     def check(self, arguments: Mapping[str, Any]) -> Binding:
         """Unify axes, dtypes and device over all tensors; refuse what does not fit."""
+        for key, kind in self.scalars.items():
+            self._check_scalar(key, kind, arguments[key])
         given: dict[str, Any] = {k: v for k, v in arguments.items() if type(v) is int or isinstance(v, Symbol)}
         binding = Binding(self.name, given)
         for key, spec, tensor in self.tensors(arguments):
             binding.bind(key, spec, tensor)
         return binding
+
+    def _check_scalar(self, key: str, kind: type[Any], value: Any) -> None:
+        """An int may stand for a float, and a symbol for a number; a bool is not one."""
+        if kind is not bool and isinstance(value, Symbol):
+            return
+        if not isinstance(value, (int, float) if kind is float else kind) or (
+            isinstance(value, bool) and kind is not bool
+        ):
+            raise ContractError(f"{self.name}: {key} is {value!r}, must be {NAMES[kind]}")
+        if key in self.axes and value < 0:
+            raise ContractError(f"{self.name}: {key} is {value}, must be at least 0")
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Names of the axes of all tensors; an int argument of such a name is that axis."""
+        return frozenset(axis for spec in self.specs() for axis, _ in spec.parsed)
 
 
 class Binding:
@@ -120,6 +142,8 @@ class Binding:
             self.sources.setdefault(name, key)
         if isinstance(tensor, Tensor) and not tensor.is_contiguous():
             raise ContractError(f"{where} is not contiguous (strides {tensor.stride()})")
+        if isinstance(tensor, Tensor) and tensor.is_neg():
+            raise ContractError(f"{where} is a view that is still to be negated, must be given as its resolve_neg()")
         if self.device is None:
             self.device = tensor.device
         elif self.device != tensor.device:

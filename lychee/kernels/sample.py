@@ -61,7 +61,7 @@ def draw_sample(
         "keys": keys,
         "num_samples": num_samples,
         "stream": TARGET,
-        "replacement": replacement,
+        "replacement": bool(replacement),
     }
 
 

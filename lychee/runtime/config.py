@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from .sampling_params import ParameterError, check_float, check_int, refuse
+from .checks import ParameterError, check_bool, check_float, check_int, check_names, named_keywords, refuse
 from .tree import TreeShape, parse_tree
 
 Verify = Literal["auto", "rejection", "traversal", "coupled"]
 MAX_DRAFT_LEN = 32
 MAX_NODES = 64
+MAX_SLOTS = 2**31 - 1  # their numbers are int32
 PLANNED_NODES = 32
+NOT_GIVEN: Any = None  # as the default says where the field is used, else None
 
 
+@named_keywords
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How a draft model is used.
+    """How a draft model is used. A field that contradicts another, or would be ignored, is refused.
 
-    max_draft_len: most tokens drafted in a round, 0 to 32; 0 decodes natively.
-    adaptive (alias adaptive_max_draft_len): choose the length per request and round from its recent acceptance;
-        otherwise it is fixed.
+    max_draft_len: most tokens drafted in a round, 0 to 32 (default 16); 0 decodes natively. Of children by depth it is
+        the depth.
+    adaptive (alias adaptive_max_draft_len): choose the length per request and round from its recent acceptance, the
+        default; otherwise it is fixed.
     num_speculative_tokens: a fixed length; the same as max_draft_len=k with adaptive=False.
-    acceptance_threshold: an adaptive length shrinks while the acceptance rate of recent rounds is below this.
+    acceptance_threshold: a chain's adaptive length shrinks while the acceptance rate of recent rounds is below this
+        (default 0.4).
     fallback_sampling: draw the token after a rejection from the residual distribution, which keeps the output
         distributed exactly as the target's. False draws it from the unmodified target distribution: lossy.
     verify: `rejection` and `traversal` keep the distribution; `coupled` draws draft and target with the request's own
@@ -36,10 +42,10 @@ class SpeculativeConfig:
     node_budget: most nodes drafted in a round of a tree, 1 to 64 (default 64, with `auto` 32).
     """
 
-    max_draft_len: int = 16
-    adaptive: bool = True
+    max_draft_len: int = NOT_GIVEN
+    adaptive: bool = NOT_GIVEN
     num_speculative_tokens: int | None = None
-    acceptance_threshold: float = 0.4
+    acceptance_threshold: float = NOT_GIVEN
     fallback_sampling: bool = True
     verify: Verify = "auto"
     tree: str = "chain"
@@ -47,36 +53,78 @@ class SpeculativeConfig:
     adaptive_max_draft_len: InitVar[bool | None] = None
 
     def __post_init__(self, adaptive_max_draft_len: bool | None) -> None:
-        check_int("max_draft_len", self.max_draft_len, 0, MAX_DRAFT_LEN)
         if adaptive_max_draft_len is not None:
+            check_bool("adaptive_max_draft_len", adaptive_max_draft_len)
+            if self.adaptive not in (None, adaptive_max_draft_len):
+                raise refuse("adaptive", self.adaptive, "left out where its alias adaptive_max_draft_len is given")
             object.__setattr__(self, "adaptive", adaptive_max_draft_len)
-        if self.num_speculative_tokens is not None:
-            check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
-            if self.max_draft_len not in (type(self).max_draft_len, self.num_speculative_tokens):
-                raise refuse("max_draft_len", self.max_draft_len, "left out where num_speculative_tokens is given")
-            object.__setattr__(self, "max_draft_len", self.num_speculative_tokens)
-            object.__setattr__(self, "adaptive", False)
-        check_float("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)
-        for name in ("adaptive", "fallback_sampling"):
-            if not isinstance(getattr(self, name), bool):
-                raise refuse(name, getattr(self, name), "true or false")
-        if self.verify not in get_args(Verify):
-            raise refuse("verify", self.verify, " or ".join(get_args(Verify)))
-        self._check_tree()
+        self._check_values()
+        self._check_lengths()
+        self._check_uses()
+        shape = self.shape
+        for name, default in (
+            ("max_draft_len", shape.depth if isinstance(shape, TreeShape) else self.num_speculative_tokens),
+            ("max_draft_len", 16),
+            ("adaptive", self._fixed_by is None),
+            ("acceptance_threshold", 0.4 if self._threshold_unused_as is None else None),
+        ):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
 
-    def _check_tree(self) -> None:
-        """Refuse what a tree would ignore."""
+    def _check_values(self) -> None:
+        """Each field by itself."""
+        for name in ("max_draft_len", "num_speculative_tokens"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 0, MAX_DRAFT_LEN)
         if self.node_budget is not None:
             check_int("node_budget", self.node_budget, 1, MAX_NODES)
-        shape = self.shape
+        if self.acceptance_threshold is not None:
+            check_float("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)
+        if self.adaptive is not None:
+            check_bool("adaptive", self.adaptive)
+        check_bool("fallback_sampling", self.fallback_sampling)
+        if self.verify not in get_args(Verify):
+            raise refuse("verify", self.verify, " or ".join(get_args(Verify)))
+
+    def _check_lengths(self) -> None:
+        """Refuse lengths that contradict each other or the tree."""
+        shape, length = self.shape, self.num_speculative_tokens
+        if length is not None and self.max_draft_len not in (None, length):
+            raise refuse("max_draft_len", self.max_draft_len, "left out where num_speculative_tokens is given")
+        if length is not None and shape != "chain":
+            raise refuse("num_speculative_tokens", length, f"left out where tree is {self.tree!r}")
+        if isinstance(shape, TreeShape) and self.max_draft_len not in (None, shape.depth):
+            raise refuse("max_draft_len", self.max_draft_len, f"left out where tree is {self.tree!r}")
         if self.node_budget is not None and shape == "chain":
             raise refuse("node_budget", self.node_budget, "left out without a tree: max_draft_len limits a chain")
-        given = "num_speculative_tokens" if self.num_speculative_tokens is not None else "max_draft_len"
-        fixed = isinstance(shape, TreeShape)
-        if (fixed and self.max_draft_len != type(self).max_draft_len) or (
-            shape != "chain" and self.num_speculative_tokens is not None
-        ):
-            raise refuse(given, getattr(self, given), f"left out where tree is {self.tree!r}")
+
+    def _check_uses(self) -> None:
+        """Refuse what another field contradicts or leaves without a use."""
+        if self.adaptive and self._fixed_by is not None:
+            raise refuse("adaptive", True, f"left out where {self._fixed_by}, which is the same in every round")
+        if self.adaptive is False and self.tree == "auto":
+            raise refuse("adaptive", False, "left out where tree is 'auto', which adapts what is drafted")
+        if self.acceptance_threshold is not None and (why := self._threshold_unused_as):
+            raise refuse("acceptance_threshold", self.acceptance_threshold, f"left out where {why}")
+        never = 0 in (self.max_draft_len, self.num_speculative_tokens)
+        if not self.fallback_sampling and (self.verify == "coupled" or never):
+            why = "nothing is drafted" if never else "verify is 'coupled'"
+            raise refuse("fallback_sampling", False, f"left out where {why}: nothing is drawn after a rejection")
+
+    @property
+    def _fixed_by(self) -> str | None:
+        """What makes the drafts of all rounds the same, if another field than `adaptive` does."""
+        if self.num_speculative_tokens is not None:
+            return f"num_speculative_tokens is {self.num_speculative_tokens}"
+        return f"tree is {self.tree!r}" if isinstance(self.shape, TreeShape) else None
+
+    @property
+    def _threshold_unused_as(self) -> str | None:
+        if self.tree == "auto":
+            return "tree is 'auto', which goes by what pays"
+        if self.adaptive is False and self._fixed_by is None:
+            return "adaptive is False"
+        return self._fixed_by or ("max_draft_len is 0" if self.max_draft_len == 0 else None)
 
     @property
     def budget(self) -> int:
@@ -91,10 +139,7 @@ class SpeculativeConfig:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
         """From a JSON object; an unknown key is refused."""
-        allowed = {f.name for f in fields(cls)} | {"adaptive_max_draft_len"}
-        for key in given:
-            if key not in allowed:
-                raise ParameterError(f"speculative_config has {key!r}, may have {', '.join(sorted(allowed))}")
+        check_names("speculative_config", given, inspect.signature(cls).parameters)
         for key, same in (("num_speculative_tokens", "max_draft_len"), ("adaptive_max_draft_len", "adaptive")):
             if given.get(key) is not None and given.get(same) is not None:
                 raise ParameterError(f"{key} and {same} are both given, must be one of them")
@@ -104,7 +149,7 @@ class SpeculativeConfig:
     def from_json(cls, text: str, **more: Any) -> SpeculativeConfig:
         """From a JSON object and further fields; a field given by both is refused."""
         try:
-            given = json.loads(text)
+            given = json.loads(text, object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             raise ParameterError(f"speculative_config is not JSON: {error}") from error
         if not isinstance(given, dict):
@@ -114,13 +159,23 @@ class SpeculativeConfig:
         return cls.parse({**given, **more})
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, in which a key that comes twice is refused."""
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(key for key in given if sum(key == other for other, _ in pairs) > 1)
+        raise ParameterError(f"speculative_config has {twice} twice")
+    return given
+
+
+@named_keywords
 @dataclass(frozen=True)
 class EngineConfig:
     """Sizes of the engine.
 
     block_size: KV slots per block.
-    num_blocks: blocks in the pool; None takes what max_num_seqs sequences of max_model_len need, within half of the
-        free memory. On the CPU a block takes memory from its first use on.
+    num_blocks: blocks in the pool, with fewer than 2^31 slots; None takes what max_num_seqs sequences of max_model_len
+        need, within half of the free memory. On the CPU a block takes memory from its first use on.
     max_num_seqs: sequences that run together; others wait.
     max_num_batched_tokens: prompt tokens per prefill step.
     max_model_len: tokens a sequence may have; None is the target's own limit.
@@ -136,3 +191,7 @@ class EngineConfig:
         for name in get_type_hints(type(self)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
+        check_int("block_size", self.block_size, 1, MAX_SLOTS)
+        if self.num_blocks is not None and self.num_blocks > MAX_SLOTS // self.block_size:
+            most = MAX_SLOTS // self.block_size
+            raise refuse("num_blocks", self.num_blocks, f"at most {most} of block_size {self.block_size}")

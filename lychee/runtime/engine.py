@@ -18,12 +18,12 @@ from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
 from .acceptance import Accepted, Rule, accept
+from .checks import ParameterError
 from .controller import Controller
 from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
 from .metrics import Metrics
 from .proposals import Proposals, undrafted
-from .sampling_params import ParameterError
 from .scheduler import PrefillChunk, Scheduler
 from .sequence import Sequence
 from .streamer import Chunk, TokenLogprob, push
@@ -52,14 +52,18 @@ class Engine:
         self.metrics = Metrics()
         self._batch: SamplingBatch | None = None
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a sequence. Raises ParameterError if the block pool could never hold it."""
+    def check_room(self, seq: Sequence) -> None:
+        """Raises ParameterError if the block pool could never hold the sequence."""
         pool = self.scheduler.pool
         if pool.blocks_for(seq.limit) > pool.num_blocks:
             raise ParameterError(
                 f"prompt and max_tokens make {seq.limit} tokens, which need {pool.blocks_for(seq.limit)} KV blocks of "
                 f"{pool.block_size}; the pool has {pool.num_blocks}"
             )
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Raises ParameterError if the block pool could never hold it."""
+        self.check_room(seq)
         seq.stats.arrived = time.perf_counter()
         self.scheduler.add(seq)
 

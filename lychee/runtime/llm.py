@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
@@ -21,7 +22,8 @@ from lychee.models.llama import Llama
 
 from .acceptance import Rule
 from .blocks import BlockPool
-from .config import EngineConfig, SpeculativeConfig
+from .checks import ParameterError, check_bool, check_names, refuse
+from .config import MAX_SLOTS, EngineConfig, SpeculativeConfig
 from .controller import Controller, make_controller
 from .cost_table import CostTable
 from .drafter import Drafter, ModelDrafter
@@ -32,7 +34,7 @@ from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .planned import MAX_CHILDREN, Planned
 from .requests import Prompt, RequestMaker
-from .sampling_params import ParameterError, SamplingParams, refuse
+from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .shape_buckets import ShapeBuckets
@@ -45,7 +47,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class LLM:
     """A target model, optionally with a draft model that makes it answer faster.
 
-    model, draft_model: Hugging Face model directories, or GGUF files. speculative_config: a SpeculativeConfig or a
+    model, draft_model: Hugging Face model directories, GGUF files, or names as of `lychee get`, which must have fetched
+    them. speculative_config: a SpeculativeConfig or a
     mapping of its fields, which may name the draft as `model`. device: `cpu` or `cuda`; None takes CUDA where there is
     one. dtype: `float32`, `float16`, `bfloat16`; `auto` is the checkpoint's on CUDA and float32 on the CPU.
     target_quant, draft_quant: None leaves weights as the files have them, `none` makes a GGUF file's floats, and a
@@ -79,22 +82,20 @@ class LLM:
         self.speculative_config = speculative_config or SpeculativeConfig()
         if not isinstance(self.speculative_config, SpeculativeConfig):
             raise refuse("speculative_config", speculative_config, "a SpeculativeConfig or a mapping of its fields")
+        own = inspect.signature(LLM).parameters.keys() - {"sizes"}
+        check_names("LLM", sizes, own | inspect.signature(EngineConfig).parameters.keys())
+        self.sizes = EngineConfig(**sizes)
         self.device = _device(device)
-        if dtype != "auto" and dtype not in DTYPES:
+        if dtype not in ("auto", *DTYPES):
             raise refuse("dtype", dtype, "auto, " + ", ".join(DTYPES))
         kind = DTYPES.get(dtype) or (torch.float32 if self.device.type == "cpu" else None)
-        try:
-            self.sizes = EngineConfig(**sizes)
-        except TypeError as error:
-            allowed = ", ".join(f.name for f in fields(EngineConfig))
-            raise ParameterError(f"LLM has the keywords {sorted(sizes)}, may have {allowed}") from error
         if kv_cache_dtype not in ("auto", "int8"):
             raise refuse("kv_cache_dtype", kv_cache_dtype, "auto (the model's dtype) or int8")
         pair = load_pair(model, draft_model, self.device, kind, target_quant, draft_quant)
         self.tokenizer, self.target, self.draft, self.vocab = pair.tokenizer, pair.target, pair.draft, pair.vocab
         self.notes = pair.notes
         self._int8_cache = kv_cache_dtype == "int8"
-        self._path = model
+        self._path = pair.path
         self._chat_template: ChatTemplate | None = None
         limit = self.target.config.max_positions
         self.max_model_len = self.sizes.max_model_len or limit
@@ -110,6 +111,7 @@ class LLM:
         self._lock = Lock()  # one step at a time, whichever thread asks for it
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
+        self._warned_of_length = False
 
     def generate(
         self,
@@ -135,10 +137,16 @@ class LLM:
 
         The requests start when the first chunk is asked for. Several streams, of several threads too, share the rounds.
         """
+        check_bool("native", native)
         with self._lock:
             engine = self.engine(native)
             requests = self._requests(prompts, sampling_params, native or self.draft is None)
         return Stream(requests, self._run(engine, [seq for r in requests for seq in r.seqs]))
+
+    def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
+        """Raises ParameterError where `generate` would refuse the prompt."""
+        with self._lock:
+            self._sequences(self.engine(native), prompt, sampling_params or SamplingParams())
 
     def chat(
         self,
@@ -252,7 +260,12 @@ class LLM:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
             free = _available_memory()
-        return max(1, min(wanted, free // 2 // self._block_bytes(models)))
+        held = free // 2 // self._block_bytes(models)
+        if not held:
+            block = self._block_bytes(models) / 2**30
+            why = f"less: a block takes {block:,.1f} GiB, and half of the free memory is {free / 2**31:,.1f} GiB"
+            raise refuse("block_size", self.sizes.block_size, why)
+        return min(wanted, held, MAX_SLOTS // self.sizes.block_size)
 
     def _memory(self, engine: Engine) -> int:
         """On CUDA the allocator's peak, else the bytes of the weights and of the KV blocks that were in use at once."""
@@ -307,14 +320,37 @@ class LLM:
         if len(params) != len(many):
             raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
         requests = []
-        for prompt, sampling in zip(many, params, strict=True):
-            seqs = self.maker.sequences(prompt, sampling, self._next_id)
+        for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
+            try:
+                seqs = self._sequences(self.engine(native), prompt, sampling)
+            except ParameterError as error:
+                if len(many) == 1:
+                    raise
+                raise ParameterError(f"prompt {number}: {error}") from error
             self._next_id += len(seqs)
+            self._warn_of_length(seqs[0])
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
             if lossy:
                 warnings.warn("fallback_sampling=False is lossy: text follows another distribution", stacklevel=4)
             requests.append(Request(prompt if isinstance(prompt, str) else None, tuple(seqs), lossy))
         return requests
+
+    def _sequences(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
+        """Of a prompt, checked against the model and the pool."""
+        seqs = self.maker.sequences(prompt, params, self._next_id)
+        engine.check_room(seqs[0])
+        return seqs
+
+    def _warn_of_length(self, seq: Sequence) -> None:
+        """Say, the first time, that the context ends a text before max_tokens."""
+        room, wanted = seq.limit - seq.num_prompt, seq.params.max_tokens
+        if room < wanted and not self._warned_of_length:
+            self._warned_of_length = True
+            warnings.warn(
+                f"max_tokens is {wanted}, and max_model_len={self.max_model_len} leaves room for {room} after the "
+                "prompt: the text ends there, with finish_reason 'length'",
+                stacklevel=5,
+            )
 
 
 def _prompts(given: Any) -> list[Prompt]:

@@ -9,17 +9,20 @@ import torch
 
 from lychee.models.llama import Llama
 from lychee.models.model_files import FLOATS, OpenedModel, is_model, open_model
+from lychee.models.names import DRAFTS, resolve_model
 from lychee.models.quant_format import ALLOWED, QuantFormat
 from lychee.models.tokenizer import Tokenizer, check_pair
 from lychee.models.tokenizer_files import load_tokenizer
+from lychee.models.wheels import WHEELS
 
-from .sampling_params import ParameterError, refuse
+from .checks import ParameterError, refuse
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`vocab`: token ids that may be emitted. `notes`: what a user should know of the files."""
+    """`path`: where the target is. `vocab`: token ids that may be emitted. `notes`: what a user should know."""
 
+    path: Path
     tokenizer: Tokenizer
     target: Llama
     draft: Llama | None
@@ -35,7 +38,7 @@ def load_pair(
     target_quant: str | None,
     draft_quant: str | None,
 ) -> Pair:
-    """Paths as LLM takes them; `dtype` None is the checkpoint's. Raises ParameterError or ModelError."""
+    """Paths and names as LLM takes them; `dtype` None is the checkpoint's. Raises ParameterError or ModelError."""
     path = _path("model", model)
     target = _opened("target_quant", path, dtype, target_quant)
     if target.config.output_vocab:
@@ -45,12 +48,12 @@ def load_pair(
     if draft_model is None:
         if draft_quant is not None:
             raise ParameterError(f"draft_quant is {draft_quant!r} without a draft_model")
-        return Pair(tokenizer, Llama.of(target, device, dtype), None, vocab, _notes(target))
+        return Pair(path, tokenizer, Llama.of(target, device, dtype), None, vocab, _notes(target))
     draft_path = _path("draft_model", draft_model)
     draft = _opened("draft_quant", draft_path, dtype, draft_quant)
     _check_fit(tokenizer, vocab, target, draft)
     loaded = Llama.of(target, device, dtype)
-    return Pair(tokenizer, loaded, Llama.of(draft, device, dtype, target=loaded), vocab, _notes(target, draft))
+    return Pair(path, tokenizer, loaded, Llama.of(draft, device, dtype, target=loaded), vocab, _notes(target, draft))
 
 
 def _notes(*opened: OpenedModel) -> tuple[str, ...]:
@@ -86,7 +89,10 @@ def _check_fit(tokenizer: Tokenizer, vocab: int, target: OpenedModel, draft: Ope
 
 
 def _path(argument: str, given: object) -> Path:
-    if not isinstance(given, (str, Path)) or not is_model(Path(given)):
+    path = resolve_model(given) if isinstance(given, (str, Path)) else None
+    if path is None or not is_model(path):
+        known = ", ".join((*WHEELS, *DRAFTS, "OWNER/NAME"))
         shown = str(given) if isinstance(given, Path) else given
-        raise refuse(argument, shown, "a model directory or a GGUF file on this machine (hub ids are not downloaded)")
-    return Path(given)
+        what = f"a model directory or a GGUF file on this machine, or a name that `lychee get` knows: {known}"
+        raise refuse(argument, shown, what)
+    return path

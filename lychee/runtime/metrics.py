@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,44 +18,64 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 @dataclass
-class RequestStats:
-    """Progress of one sequence. Times are seconds of a monotonic clock. All counts are over emitted text.
+class Counts:
+    """What rounds did, over emitted text: where a text ends, nodes deeper than what was emitted do not count.
 
-    drafted, accepted: nodes of the trunk; with `nodes_` before it, of the whole tree. drafted_at, accepted_at: rounds
-    that drafted to this depth, and whose accepted path reached it. The token that a prefill emits belongs to no round.
+    rounds, rounds_native: passes of the target that follow the prefill, and those of them for which nothing was
+    drafted. shapes: of the others, how many had each tree, as it was drafted.
+    drafted, accepted: nodes. trunk_drafted, trunk_accepted: those on the path of first draws; of a chain, all.
+    drafted_at, accepted_at: rounds that drafted to this depth, and whose accepted path reached it.
+    emitted, emitted_in_rounds: tokens; the first, which the prefill emits, belongs to no round.
     """
+
+    rounds: int = 0
+    rounds_native: int = 0
+    shapes: Counter[TreeShape] = field(default_factory=Counter)
+    drafted: int = 0
+    accepted: int = 0
+    trunk_drafted: int = 0
+    trunk_accepted: int = 0
+    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
+    emitted: int = 0
+    emitted_in_rounds: int = 0
+
+    def report(self) -> dict[str, Any]:
+        names = "rounds", "rounds_native", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted"
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class RequestStats(Counts):
+    """Progress of one sequence. Times are seconds of a monotonic clock."""
 
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     ended: float | None = None
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    nodes_drafted: int = 0
-    nodes_accepted: int = 0
-    emitted: int = 0
-    emitted_in_rounds: int = 0
     prompt_tokens: int = 0
-    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
-    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
 
     def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool, levels: int | None = None) -> None:
-        """One round: its tree, the accepted path's nodes, root first, and how many tokens were emitted.
+        """One round: its tree, the accepted path's nodes, root first, tokens emitted, and whether the text ended.
 
-        levels: of the tree that were drafted; None: all. Where the text `ended`, nodes deeper than what was emitted do
-        not count.
+        levels: of the tree that were drafted; None: all.
         """
+        on_trunk = shape.on_trunk(path)
+        if levels is not None and levels < shape.depth:
+            shape = shape.cut(levels, shape.num_nodes)
         depth, trunk, nodes = shape.depth, len(shape.trunk) - 1, shape.num_nodes - 1
-        if ended or levels is not None:
-            depth = min(depth, emitted if ended else depth, depth if levels is None else levels)
-            trunk = min(trunk, depth)
-            nodes = sum(1 for at in shape.depths if 0 < at <= depth)
+        if ended:
+            depth, trunk = min(depth, emitted), min(trunk, emitted)
+            nodes = sum(1 for at in shape.depths if 0 < at <= emitted)
         reached = min(len(path) - 1, emitted)
         self.rounds += 1
-        self.drafted += trunk
-        self.accepted += min(shape.on_trunk(path), emitted)
-        self.nodes_drafted += nodes
-        self.nodes_accepted += reached
+        if shape.depth:
+            self.shapes[shape] += 1
+        else:
+            self.rounds_native += 1
+        self.drafted += nodes
+        self.accepted += reached
+        self.trunk_drafted += trunk
+        self.trunk_accepted += min(on_trunk, emitted)
         self.emitted += emitted
         self.emitted_in_rounds += emitted
         for at in range(depth):
@@ -76,15 +97,12 @@ class RequestStats:
             "output_tokens": self.emitted,
             "ttft_s": self.ttft_s,
             "e2e_s": self.e2e_s,
-            "rounds": self.rounds,
-            "drafted": self.nodes_drafted,
-            "accepted": self.nodes_accepted,
-            "emitted": self.emitted,
+            **super().report(),
         }
 
 
 @dataclass
-class Metrics:
+class Metrics(Counts):
     """What an engine did since it was made or reset: seconds by phase, and sums over the sequences it ended."""
 
     draft_s: float = 0.0
@@ -93,26 +111,13 @@ class Metrics:
     preemptions: int = 0
     peak_memory_bytes: int = 0
     ended: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    nodes_drafted: int = 0
-    nodes_accepted: int = 0
-    emitted: int = 0
-    emitted_in_rounds: int = 0
-    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
-    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_LEN)
 
     def add(self, stats: RequestStats) -> None:
         """A sequence has ended."""
         self.ended += 1
-        self.rounds += stats.rounds
-        self.drafted += stats.drafted
-        self.accepted += stats.accepted
-        self.nodes_drafted += stats.nodes_drafted
-        self.nodes_accepted += stats.nodes_accepted
-        self.emitted += stats.emitted
-        self.emitted_in_rounds += stats.emitted_in_rounds
+        self.shapes.update(stats.shapes)
+        for name in (*Counts().report(), "emitted_in_rounds"):
+            setattr(self, name, getattr(self, name) + getattr(stats, name))
         for depth in range(MAX_DRAFT_LEN):
             self.drafted_at[depth] += stats.drafted_at[depth]
             self.accepted_at[depth] += stats.accepted_at[depth]
@@ -123,11 +128,23 @@ class Metrics:
         return {
             "tokens_per_second": ratio(self.emitted, self.step_s),
             "mean_emitted_per_round": ratio(self.emitted_in_rounds, self.rounds),
-            "acceptance_rate": ratio(self.accepted, self.drafted),
-            "wasted_fraction": ratio(self.nodes_drafted - self.nodes_accepted, self.nodes_drafted),
+            "acceptance_rate": ratio(self.trunk_accepted, self.trunk_drafted),
+            "wasted_fraction": ratio(self.drafted - self.accepted, self.drafted),
             "acceptance_by_depth": [accepted / drafted for accepted, drafted in by_depth if drafted],
+            **self.report(),
+            "rounds_by_tree": [{"tree": tree_name(tree), "rounds": n} for tree, n in self.shapes.most_common()],
             "draft_s": self.draft_s,
             "verify_s": self.verify_s,
             "other_s": self.step_s - self.draft_s - self.verify_s,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
+
+
+def tree_name(shape: TreeShape) -> str:
+    """`chain of 4`; or children by depth, as the option `tree` has them; or of all nodes, as in `3; 2,1,0; 1,0,0`."""
+    levels = [[shape.num_children[node] for node in level] for level in shape.levels[:-1]]
+    if all(children == [1] for children in levels):
+        return f"chain of {shape.depth}"
+    if all(min(children) == max(children) for children in levels):
+        return ",".join(str(children[0]) for children in levels)
+    return "; ".join(",".join(map(str, children)) for children in levels)

@@ -72,7 +72,11 @@ class Stream:
         self.close()
 
     def close(self) -> None:
+        """End the requests that go on, those that have not started too."""
         self._chunks.close()
+        for request in self._requests:
+            for seq in request.seqs:
+                seq.finish_reason = seq.finish_reason or "abort"
 
     def outputs(self) -> list[RequestOutput]:
         """The completions so far, one RequestOutput per prompt."""

@@ -12,9 +12,10 @@ from typing import Any
 from lychee.models.detokenizer import Detokenizer
 from lychee.models.tokenizer import Tokenizer
 
+from .checks import ParameterError, refuse
 from .config import Verify
 from .metrics import RequestStats
-from .sampling_params import ParameterError, SamplingParams, refuse
+from .sampling_params import SamplingParams
 from .sequence import Mode, Sequence
 
 Prompt = str | Seq[int]

@@ -5,38 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from numbers import Integral, Real
 from typing import Any
 
 from lychee.kernels.types import GREEDY_BELOW
 from lychee.models.tokenizer import check_text
 
-
-class ParameterError(ValueError):
-    """A parameter has a value that is not allowed; the message names it, the value and what is allowed."""
+from .checks import ParameterError, check_bool, check_float, check_int, named_keywords, refuse
 
 
-def refuse(name: str, value: object, allowed: str) -> ParameterError:
-    return ParameterError(f"{name} is {value!r}, must be {allowed}")
-
-
-def check_int(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int in [low, high]; refuses booleans, fractions and numbers out of range."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or int(value) < low or (high is not None and int(value) > high):
-        raise refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}")
-    return int(value)
-
-
-def check_float(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
-    """`value` as a finite float in [low, high], or in (low, high] with `above`."""
-    fits = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-    if not fits or not (low < value if above else low <= value) or value > high:
-        upper = "" if math.isinf(high) else f" and at most {high:g}"
-        raise refuse(name, value, f"a finite number {'above' if above else 'of at least'} {low:g}{upper}")
-    return float(value)
-
-
+@named_keywords
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
@@ -93,6 +70,8 @@ class SamplingParams:
         self._set("bad_words", _strings("bad_words", self.bad_words))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         self._set("logit_bias", _biases(self.logit_bias))
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            check_bool(name, getattr(self, name))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from .sampling_params import refuse
+from .checks import refuse
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class TreeShape:
         """Of each level that drafts, the nodes that it draws from: those of its depth that have children."""
         return tuple(tuple(node for node in level if self.num_children[node]) for level in self.levels[:-1])
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - shapes are few
     def cut(self, max_depth: int, max_nodes: int) -> TreeShape:
         """The shape less its nodes below `max_depth`, then less all but the first `max_nodes`; the root stays."""
         if self.depth <= max_depth and self.num_nodes <= max_nodes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -55,6 +56,47 @@ def test_wrong_rank_names_the_axes():
 
 def test_non_contiguous_tensor_is_refused():
     refused(lambda: rms_norm(ones(4, 2).t(), ones(4), 1e-6), "rms_norm: x is not contiguous (strides (1, 2))")
+
+
+def test_a_tensor_still_to_be_negated_is_refused():
+    sentence = "rms_norm: x is a view that is still to be negated, must be given as its resolve_neg()"
+    lazy = torch._neg_view(ones(2, 4))
+    refused(lambda: rms_norm(lazy, ones(4), 1e-6), sentence)
+    torch.testing.assert_close(rms_norm(lazy.resolve_neg(), ones(4), 1e-6), -ones(2, 4))
+
+
+@pytest.mark.parametrize("eps", ["a", None, True, torch.tensor(1e-6), np.float32(1e-6), [1e-6]], ids=repr)
+def test_a_scalar_of_another_type_is_refused(eps):
+    refused(lambda: rms_norm(ones(2, 4), ones(4), eps), f"rms_norm: eps is {eps!r}, must be a float")
+
+
+def test_an_int_or_a_kind_of_float_may_stand_for_a_float():
+    for eps in (0, np.float64(0)):
+        torch.testing.assert_close(rms_norm(ones(2, 4), ones(4), eps), ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("num_samples", -1, "must be at least 0"),
+        ("num_samples", 1.0, "must be an int"),
+        ("num_samples", True, "must be an int"),
+        ("stream", "0", "must be an int"),
+        ("replacement", 1, "must be True or False"),
+        ("replacement", None, "must be True or False"),
+    ],
+)
+def test_ints_and_flags_are_what_they_say(key, value, allowed):
+    arguments = {**small_arguments("draw"), key: value}
+    refused(lambda: OPS["draw"](**arguments), f"draw: {key} is {value!r}, {allowed}")
+
+
+@pytest.mark.parametrize("name", [name for name, face in OPS.items() if face.contract.scalars])
+def test_every_scalar_of_every_op_is_checked(name):
+    face, arguments = OPS[name], small_arguments(name)
+    for key in face.contract.scalars:
+        with pytest.raises(ContractError, match=f"{name}: {key} is 'a', must be "):
+            face(**{**arguments, key: "a"})
 
 
 def test_tensors_on_two_devices_are_refused():

@@ -12,7 +12,7 @@ from lychee.models.llama import Llama
 from lychee.models.model_files import gguf_path, is_model, open_model
 from lychee.models.safetensors_io import Checkpoint
 from lychee.models.tokenizer_files import load_tokenizer
-from lychee.runtime.sampling_params import ParameterError
+from lychee.runtime.checks import ParameterError
 from tests.factory import make_model_dir
 from tests.models.gguf_factory import to_gguf
 

@@ -9,8 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lychee.models.chat import ChatError
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.llm import LLM
-from lychee.runtime.sampling_params import ParameterError, SamplingParams
+from lychee.runtime.sampling_params import SamplingParams
 from tests.conftest import DEVICE
 from tests.factory import TOKENIZER_SIZE, make_model_dir
 from tests.runtime.pairs import (

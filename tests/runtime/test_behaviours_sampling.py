@@ -8,9 +8,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lychee.kernels.types import GREEDY_BELOW
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.drafter import ModelDrafter
-from lychee.runtime.sampling_params import ParameterError, SamplingParams
+from lychee.runtime.sampling_params import SamplingParams
 from tests.factory import make_model_dir
 from tests.runtime.pairs import (
     KINDS,

@@ -88,3 +88,27 @@ def test_chat_at_a_terminal_converses(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out.strip()
     assert "tokens/s" in err
+
+
+def test_one_token_is_not_called_tokens(llm, capsys):
+    converse(llm, greedy(max_tokens=1, ignore_eos=True), reader(["hello"]))
+    assert "[1 token, " in capsys.readouterr().err
+
+
+def test_the_systems_message_stays_while_turns_are_left_out(llm, monkeypatch):
+    seen = []
+    encode = llm.encode_chat
+    monkeypatch.setattr(llm, "encode_chat", lambda messages: seen.append(list(messages)) or encode(messages))
+    converse(llm, PARAMS, reader(["word " * 8] * 8), system="be brief")
+    assert max(map(len, seen)) > 4
+    assert len(seen) > 8  # some were too long
+    for messages in seen:
+        assert messages[0] == {"role": "system", "content": "be brief"}
+        assert [m["role"] for m in messages[1:]] == (["user", "assistant"] * len(messages))[: len(messages) - 1]
+        assert messages[-1]["role"] == "user"
+
+
+def test_a_batch_size_has_no_use_in_a_conversation(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert run.main([str(model_dir("T")), "--chat", "--batch-size", "2"]) == 2
+    assert "--batch-size has no use in a conversation" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,6 +44,51 @@ def test_a_stream_ends_with_its_context():
         next(stream)
     assert stream.outputs()[0].outputs[0].finish_reason == "abort"
     assert llm.engine().idle
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_closed_stream_has_aborted_its_requests_even_before_its_first_chunk(chunks):
+    llm = make_llm()
+    stream = llm.stream(PROMPTS, greedy(max_tokens=100, n=2))
+    for _ in range(chunks):
+        next(stream)
+    stream.close()
+    assert {c.finish_reason for output in stream.outputs() for c in output.outputs} == {"abort"}
+    assert list(stream) == []
+    assert llm.engine().idle
+
+
+def test_a_completed_stream_stays_complete_when_it_is_closed():
+    with shared_llm().stream(PROMPT, greedy(max_tokens=3)) as stream:
+        list(stream)
+    assert stream.outputs()[0].outputs[0].finish_reason == "length"
+
+
+def test_a_bad_prompt_among_several_is_named_by_its_number():
+    with pytest.raises(ParameterError, match="prompt 3: prompt has 256 tokens, must leave room"):
+        shared_llm().generate([[5], [6], [5] * 256])
+    with pytest.raises(ParameterError, match=r"^prompt has 256 tokens"):
+        shared_llm().generate([[5] * 256])
+
+
+def test_a_request_larger_than_the_pool_is_refused_before_it_streams():
+    llm = make_llm(num_blocks=2)
+    with pytest.raises(ParameterError, match="need 3 KV blocks of 16; the pool has 2"):
+        llm.stream([[5] * 30], greedy(max_tokens=10))
+    with pytest.raises(ParameterError, match="need 3 KV blocks of 16; the pool has 2"):
+        llm.check([5] * 30, greedy(max_tokens=10))
+    llm.check([5] * 20, greedy(max_tokens=10))
+
+
+def test_max_tokens_beyond_the_context_end_as_length_and_are_warned_of_once():
+    llm = make_llm()
+    with pytest.warns(UserWarning, match="max_tokens is 100, and max_model_len=256 leaves room for 6 after") as caught:
+        outputs = llm.generate([[5] * 250] * 2, greedy(max_tokens=100))
+    assert [(o.outputs[0].finish_reason, len(o.outputs[0].token_ids)) for o in outputs] == [("length", 6)] * 2
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.generate([[5] * 240], greedy(max_tokens=100))
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -87,11 +133,18 @@ def test_token_ids_come_as_a_list_an_array_or_a_tensor(prompts):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LLM("no/such/model"), "model is 'no/such/model', must be a model directory"),
+        (
+            lambda: LLM("no/such/model"),
+            "model is 'no/such/model', must be .* a name that `lychee get` knows: smollm2, ",
+        ),
         (lambda: LLM(None), "model is None, must be a model directory"),
-        (lambda: LLM(model_dir(), "org/draft"), "draft_model is 'org/draft', must be a model directory"),
+        (lambda: LLM(model_dir(), "org/draft/x"), "draft_model is 'org/draft/x', must be a model directory"),
         (lambda: LLM(model_dir(), model_dir(), "x"), "speculative_config is 'x', must be"),
-        (lambda: LLM(model_dir(), gpu_memory_utilization=0.5), "gpu_memory_utilization'\\], may have block_size"),
+        (
+            lambda: LLM(model_dir(), gpu_memory_utilization=0.5),
+            "LLM has no 'gpu_memory_utilization', may have block_si",
+        ),
+        (lambda: shared_llm().generate("a", native="no"), "native is 'no', must be True or False"),
         (lambda: LLM(model_dir(), device="cpu:7"), "device is 'cpu:7', must be cpu, cuda, or cuda:N"),
         (lambda: shared_llm().generate(b"abc"), "prompts is b'abc', must be a prompt or a list"),
     ],
@@ -107,11 +160,16 @@ def test_the_package_exports_its_interface():
         _ = lychee.Engine
 
 
-def test_a_pool_that_no_memory_holds_is_refused():
-    llm = LLM(model_dir(), device="cpu", num_blocks=10**12)
-    with pytest.raises(
-        ParameterError, match=r"num_blocks is 1000000000000, must be fewer: [\d,.]+ GiB cannot be allocated"
-    ):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_blocks": 10**8}, r"num_blocks is 100000000, must be fewer: [\d,.]+ GiB cannot be allocated"),
+        ({"block_size": 10**9}, r"block_size is 1000000000, must be less: a block takes [\d,.]+ GiB, and half of the"),
+    ],
+)
+def test_a_pool_that_no_memory_holds_is_refused(sizes, message):
+    llm = LLM(model_dir(), device="cpu", **sizes)
+    with pytest.raises(ParameterError, match=message):
         llm.generate("a", SamplingParams(max_tokens=1))
 
 

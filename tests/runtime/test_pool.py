@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.controller import Fixed
-from lychee.runtime.sampling_params import ParameterError, SamplingParams
+from lychee.runtime.sampling_params import SamplingParams
 from lychee.runtime.tree import TreeShape
 from tests.runtime.pairs import (
     PROMPT,

@@ -2,22 +2,24 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from lychee import __main__, demo, run
+from lychee import SamplingParams, __main__, demo, prompts, run, sampling_options
 from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded, shared_llm
 
 TOTALS = {
     "tokens_per_second", "mean_emitted_per_round", "acceptance_rate", "wasted_fraction", "acceptance_by_depth",
+    "rounds", "rounds_native", "rounds_by_tree", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
     "draft_s", "verify_s", "other_s", "peak_memory_bytes",
 }  # fmt: skip
 REQUEST = {
-    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds", "drafted",
-    "accepted", "emitted",
+    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds",
+    "rounds_native", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
 }  # fmt: skip
 
 
@@ -76,7 +78,12 @@ def check_run(made, num_tokens, speculative, num_requests=1):
         assert (request["drafted"] > 0) == speculative
         assert request["rounds"] + request["accepted"] == num_tokens - 1  # a prefill emits the first
     assert totals["tokens_per_second"] > 0
-    rounds, accepted, drafted = (sum(r[key] for r in requests) for key in ("rounds", "accepted", "drafted"))
+    for key in REQUEST & TOTALS:
+        assert totals[key] == sum(request[key] for request in requests)
+    rounds, accepted, drafted = (totals[key] for key in ("rounds", "accepted", "drafted"))
+    by_tree = [entry["rounds"] for entry in totals["rounds_by_tree"]]
+    assert sum(by_tree) + totals["rounds_native"] == rounds
+    assert by_tree == sorted(by_tree, reverse=True)
     assert totals["mean_emitted_per_round"] == pytest.approx(1 + accepted / rounds)
     if speculative:
         assert totals["acceptance_rate"] == pytest.approx(accepted / drafted)
@@ -89,6 +96,23 @@ def check_run(made, num_tokens, speculative, num_requests=1):
         assert totals["acceptance_by_depth"] == []
     assert min(totals["draft_s"], totals["verify_s"], totals["other_s"]) >= 0
     assert totals["peak_memory_bytes"] > 2**16
+
+
+def test_the_report_and_the_table_say_which_trees_ran(lychee):
+    tree = [*pair(), "--prompt", PROMPT, "--max-tokens", 40, "--ignore-eos", "--tree", "2,2,1"]
+    _, _, err, report = lychee(*tree)
+    totals = report["runs"]["speculative"]["totals"]
+    most = totals["rounds_by_tree"][0]
+    assert most["tree"] == "2,2,1"
+    assert f"{most['tree']} ({most['rounds'] / totals['rounds']:.0%})" in next(
+        line for line in err.splitlines() if line.startswith("most frequent tree")
+    )
+    assert totals["drafted"] > totals["trunk_drafted"] > 0
+    _, _, err, report = lychee(model_dir(), "--prompt", PROMPT, "--max-tokens", 10, "--ignore-eos")
+    totals = report["runs"]["native"]["totals"]
+    assert totals["rounds"] == totals["rounds_native"] == 9
+    assert totals["rounds_by_tree"] == []
+    assert "none (100%)" in err
 
 
 @pytest.mark.parametrize("options", [["--temperature", 0], ["--temperature", 0.9, "--seed", 4]])
@@ -152,16 +176,58 @@ def test_compare_says_which_prompt_differs_and_where(lychee, monkeypatch):
 @pytest.mark.parametrize("batch", [[], ["--batch-size", 1], ["--batch-size", 2]])
 def test_a_prompt_file_has_a_prompt_a_line(lychee, tmp_path, batch):
     file = tmp_path / "prompts.txt"
-    prompts = ["Hello world", "a\u2028b\x0cc\x85d", "  The quick brown fox", "日本語"]
-    file.write_bytes(f"{prompts[0]}\n\n{prompts[1]}\r\n{prompts[2]}\n  \n{prompts[3]}".encode())
+    given = ["Hello world", "a\u2028b\x0cc\x85d", "  The quick brown fox", "日本語"]
+    file.write_bytes(f"{given[0]}\n\n{given[1]}\r\n{given[2]}\n  \n{given[3]}".encode())
     code, out, _, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6, *batch)
     assert code == 0
     spoken = texts(report, "speculative")
     assert out == "".join(
-        f"[{i + 1}] {prompt}{text}\n" for i, (prompt, text) in enumerate(zip(prompts, spoken, strict=True))
+        f"[{i + 1}] {prompt}{text}\n" for i, (prompt, text) in enumerate(zip(given, spoken, strict=True))
     )
     llm = shared_llm()
-    assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in prompts]
+    assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in given]
+
+
+@pytest.mark.parametrize("how", [[], ["--batch-size", 1], ["--compare"]])
+def test_a_prompt_that_does_not_fit_is_named_and_the_others_are_answered(lychee, tmp_path, how):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"Hello world\n{'a ' * 300}\nThe quick brown fox\n")
+    code, out, err, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6, *how)
+    assert code == 2
+    assert "lychee run: prompt 2: prompt has " in err
+    for made in report["runs"].values():
+        first, refused, third = made["requests"]
+        assert refused.keys() == {"error"}
+        assert "must leave room below max_model_len=256" in refused["error"]
+        assert first["text"] == completion(shared_llm(), "Hello world", greedy(max_tokens=6)).text
+        assert third["text"] == completion(shared_llm(), "The quick brown fox", greedy(max_tokens=6)).text
+    if not how:
+        assert out == f"[1] Hello world{first['text']}\n[3] The quick brown fox{third['text']}\n"
+
+
+def test_where_no_prompt_fits_each_is_named_and_nothing_runs(lychee, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{'a ' * 300}\n" * 2)
+    code, out, err, report = lychee(*pair(), "--prompt-file", file, "--max-tokens", 6)
+    assert (code, out, report) == (2, "", None)
+    assert [line.split(": prompt has")[0] for line in err.splitlines()] == [f"lychee run: prompt {i}" for i in (1, 2)]
+
+
+def test_a_text_that_the_context_ends_is_said(lychee):
+    code, _, err, report = lychee(model_dir(), "--prompt", PROMPT, "--max-tokens", 1000, "--ignore-eos")
+    assert code == 0
+    (request,) = report["runs"]["native"]["requests"]
+    room = 256 - request["prompt_tokens"]
+    assert (request["finish_reason"], request["output_tokens"]) == ("length", room)
+    assert f"lychee run: max_tokens is 1000, and max_model_len=256 leaves room for {room} after the prompt" in err
+
+
+def test_no_progress_bar_is_drawn_where_standard_error_is_no_terminal(lychee, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello world\na\n")
+    _, _, err, _ = lychee(*pair(), "--compare", "--prompt-file", file, "--max-tokens", 4)
+    assert "\r" not in err
+    assert "comparing" not in err
 
 
 def test_a_whole_prompt_file_is_one_prompt(lychee, tmp_path):
@@ -196,7 +262,7 @@ def test_standard_input_without_text_is_refused(lychee, monkeypatch, data, messa
 @pytest.mark.parametrize("silent", ["no input", "a pipe that stays open"])
 def test_without_arguments_the_packaged_pair_completes_its_own_prompt(lychee, monkeypatch, silent):
     ours, theirs = os.pipe()
-    monkeypatch.setattr(run, "STDIN_WAIT_S", 0.01)
+    monkeypatch.setattr(prompts, "STDIN_WAIT_S", 0.01)
     with os.fdopen(ours) as reader:
         monkeypatch.setattr(sys, "stdin", None if silent == "no input" else reader)
         code, out, _, report = lychee("--max-tokens", 3)
@@ -217,6 +283,59 @@ def test_chat_takes_each_prompt_as_a_users_message(lychee, tmp_path):
     ]
     assert texts(report, "speculative") == expected
     assert out == "".join(f"[{i + 1}] {text}\n" for i, text in enumerate(expected))
+
+
+def test_chat_may_begin_with_the_systems_message(lychee):
+    code, _, _, report = lychee(*pair(), "--chat", "--system", "Be brief", "--prompt", "Hello", "--max-tokens", 6)
+    assert code == 0
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}]
+    expected = shared_llm().chat(messages, greedy(max_tokens=6, ignore_eos=False)).outputs[0].text
+    assert texts(report, "speculative") == [expected]
+    assert expected != shared_llm().chat(messages[1:], greedy(max_tokens=6, ignore_eos=False)).outputs[0].text
+
+
+OPTIONS = {
+    "max_tokens": (["--max-tokens", 3], 3),
+    "min_tokens": (["--min-tokens", 2], 2),
+    "temperature": (["--temperature", 0.5], 0.5),
+    "top_p": (["--top-p", 0.9], 0.9),
+    "top_k": (["--top-k", 7], 7),
+    "min_p": (["--min-p", 0.1], 0.1),
+    "seed": (["--seed", 5], 5),
+    "presence_penalty": (["--presence-penalty", 0.5], 0.5),
+    "frequency_penalty": (["--frequency-penalty", -0.5], -0.5),
+    "repetition_penalty": (["--repetition-penalty", 1.2], 1.2),
+    "stop": (["--stop", "a", "--stop", "b"], ("a", "b")),
+    "stop_token_ids": (["--stop-token-id", 5, "--stop-token-id", 6], (5, 6)),
+    "ignore_eos": (["--ignore-eos"], True),
+    "logit_bias": (["--logit-bias", "5=-inf", "--logit-bias", "6=1.5"], {5: float("-inf"), 6: 1.5}),
+    "bad_words": (["--bad-word", "x"], ("x",)),
+    "skip_special_tokens": (["--show-special-tokens"], False),
+    "include_stop_str_in_output": (["--stop", "a", "--include-stop-str-in-output"], True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_sampling_parameter_of_a_text_is_an_option(name):
+    argv, value = OPTIONS[name]
+    args = run.parser().parse_args([str(arg) for arg in argv])
+    assert getattr(sampling_options.sampling_params(args), name) == value
+    assert getattr(sampling_options.sampling_params(run.parser().parse_args([])), name) != value
+
+
+def test_no_sampling_parameter_is_forgotten():
+    assert OPTIONS.keys() == {field.name for field in fields(SamplingParams)} - {"n", "logprobs"}
+
+
+def test_penalties_and_stops_reach_the_engine(lychee):
+    base = [*pair(), "--prompt", PROMPT, "--max-tokens", 20]
+    _, plain, _, _ = lychee(*base)
+    _, penalised, _, _ = lychee(*base, "--repetition-penalty", 1.5, "--presence-penalty", 1)
+    params = greedy(max_tokens=20, ignore_eos=False, repetition_penalty=1.5, presence_penalty=1.0)
+    assert penalised == PROMPT + completion(shared_llm(), PROMPT, params).text + "\n" != plain
+    stop = plain.removeprefix(PROMPT)[4:6]
+    _, stopped, _, _ = lychee(*base, "--stop", stop)
+    assert stopped == PROMPT + plain.removeprefix(PROMPT).partition(stop)[0] + "\n"
 
 
 def test_native_gives_the_tokens_of_speculation(lychee):
@@ -270,9 +389,9 @@ def test_lychee_run_is_the_run_command(monkeypatch, capsys):
 
 def test_a_lossy_run_is_labelled_on_the_terminal_and_in_the_report(lychee):
     lossy = ["--speculative-config", '{"fallback_sampling": false}', "--prompt", PROMPT, "--max-tokens", "6"]
-    with pytest.warns(UserWarning, match="lossy"):
-        code, out, _, report = lychee(*pair(), *lossy, "--temperature", "1", "--compare")
+    code, out, err, report = lychee(*pair(), *lossy, "--temperature", "1", "--compare")
     assert code == 0
+    assert "lychee run: fallback_sampling=False is lossy" in err
     assert "speculative (lossy)" in out
     assert "identical: null (lossy" in out
     assert report["identical"] is None
@@ -318,3 +437,18 @@ def test_threads_of_the_command_sleep_soon_unless_the_user_says_otherwise(given:
     command = [sys.executable, "-c", f"{watch}; print(os.environ['GOMP_SPINCOUNT'])"]
     run = subprocess.run(command, env=without | given, capture_output=True, text=True)
     assert run.stdout.strip() == found, run.stderr
+
+
+@pytest.mark.parametrize("command", [["lychee.run"], ["lychee", "run"], ["lychee", "--help"]])
+def test_an_interrupt_while_modules_are_imported_is_quiet(command, tmp_path):
+    """The first to import torch is interrupted there."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport lost")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ran = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")

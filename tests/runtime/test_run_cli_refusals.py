@@ -26,7 +26,7 @@ REFUSED = [
     ([*BOTH, *SAID, "--verify", "hope"], "argument --verify: invalid choice: 'hope'"),
     ([*BOTH, *SAID, "--speculative-config", "{"], "speculative_config is not JSON"),
     ([*BOTH, *SAID, "--speculative-config", "[]"], "speculative_config is []"),
-    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has 'lenght'"),
+    ([*BOTH, *SAID, "--speculative-config", '{"lenght": 3}'], "speculative_config has no 'lenght'"),
     ([*BOTH, *SAID, "--batch-size", 0], "--batch-size is 0"),
     ([*BOTH, *SAID, "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
     (
@@ -44,6 +44,7 @@ REFUSED = [
     ([*BOTH, "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
     ([*BOTH, "--chat", "--prompt", "a \udcff b"], "lone surrogate U+DCFF"),
     ([*BOTH, "--prompt", "a " * 300], "must leave room below max_model_len=256"),
+    ([*BOTH, *SAID, "--num-blocks", 2], "need 9 KV blocks of 16; the pool has 2"),
     ([*BOTH, "--prompt-file", NOWHERE], "No such file or directory"),
     ([*BOTH, "--prompt-file", ROOT], "Is a directory"),
     ([*BOTH, "--prompt-file", WEIGHTS], "is not UTF-8"),
@@ -52,7 +53,14 @@ REFUSED = [
     ([TARGET, "--draft-model", NOWHERE, *SAID], "lychee run: draft_model is "),
     ([TARGET, "--draft-model", OTHER, *SAID], " does not fit the model: draft tokenizer has"),
     ([MUTE, "--chat", *SAID], "has no chat template"),
+    ([*BOTH, *SAID, "--logit-bias", "5"], "--logit-bias is '5', must be ID=X, a token id and a number"),
+    ([*BOTH, *SAID, "--logit-bias", "999=1"], "logit_bias id is 999, must be a token id below 384"),
+    ([*BOTH, *SAID, "--repetition-penalty", 0], "repetition_penalty is 0.0"),
+    ([*BOTH, *SAID, "--stop", ""], "stop is ['']"),
+    ([*BOTH, *SAID, "--min-tokens", 200], "min_tokens is 200, must be an integer in 0..128"),
     # would be ignored
+    ([*BOTH, *SAID, "--system", "Be brief"], "--system needs --chat"),
+    ([*BOTH, *SAID, "--include-stop-str-in-output"], "--include-stop-str-in-output needs a --stop"),
     ([*BOTH, *SAID, "--prompt-file", "p.txt"], "argument --prompt-file: not allowed with argument --prompt"),
     ([*BOTH, *SAID, "--prompt-file-whole"], "--prompt-file-whole needs a --prompt-file"),
     ([TARGET, *SAID, "--max-draft-len", 4], "--max-draft-len has no use with no --draft-model"),
@@ -75,6 +83,11 @@ REFUSED = [
     (
         [*BOTH, *SAID, "--speculative-config", '{"adaptive": true, "adaptive_max_draft_len": false}'],
         "adaptive_max_draft_len and adaptive are both given",
+    ),
+    ([*BOTH, *SAID, "--tree", "4,2", "--max-draft-len", 16], "max_draft_len is 16, must be left out where tree is"),
+    (
+        [*BOTH, *SAID, "--num-speculative-tokens", 5, "--speculative-config", '{"adaptive": true}'],
+        "adaptive is True, must be left out where num_speculative_tokens is 5",
     ),
 ]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lychee.runtime.sampling_params import ParameterError
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.tree import TreeShape, parse_tree
 
 SHAPES = st.integers(0, 11).flatmap(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed, Window
 from lychee.runtime.planned import Planned
-from lychee.runtime.sampling_params import ParameterError
 from lychee.runtime.tree import TreeShape
 
 from .pairs import PROMPTS, greedy, make_llm, seeded
@@ -35,7 +35,7 @@ def test_trees_of_any_width_block_size_and_batch_give_the_tokens_of_native_decod
     llm.reset_metrics()
     want = tokens(llm.generate(SLICES[batch], params, native=True))
     assert tokens(llm.generate(SLICES[batch], params)) == want
-    assert llm.metrics().nodes_accepted > 0
+    assert llm.metrics().accepted > 0
 
 
 @pytest.mark.parametrize("verify", ["coupled", "rejection", "traversal"])
@@ -43,8 +43,8 @@ def test_paths_off_the_trunk_are_accepted(verify):
     llm = make_llm("near", config=SpeculativeConfig(tree="4,2", verify=verify), max_num_seqs=8)
     llm.generate(MANY, replace(seeded(), temperature=1.5, seed=3, max_tokens=40))
     metrics = llm.metrics()
-    assert metrics.nodes_accepted > metrics.accepted > 0
-    assert metrics.nodes_accepted <= metrics.nodes_drafted
+    assert metrics.accepted > metrics.trunk_accepted > 0
+    assert metrics.accepted <= metrics.drafted
 
 
 MATRIX = {
@@ -74,7 +74,7 @@ def test_logprobs_of_tokens_off_the_trunk_are_those_of_native_decoding():
     params = seeded(temperature=1.5, logprobs=3)
     for one, other in zip(llm.generate(MANY, params), llm.generate(MANY, params, native=True), strict=True):
         assert one.outputs[0].logprobs == other.outputs[0].logprobs
-    assert llm.metrics().nodes_accepted > llm.metrics().accepted
+    assert llm.metrics().accepted > llm.metrics().trunk_accepted
 
 
 def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens():

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .models.files import ModelError
-from .models.model_files import SUFFIX
+from .files import ModelError
+from .model_files import SUFFIX
 
 EXTRA = "lychee-decode[hub]"
 # Weights that run no code when they are read, and what is read beside them.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .models.files import ModelError
+from .files import ModelError
 
 PIECE = 1 << 20  # bytes copied at a time
 
