@@ -102,7 +102,7 @@ def test_what_was_not_drafted_is_not_taken_for_rejected():
 
 
 @pytest.mark.parametrize("params", [greedy(max_tokens=40), seeded(max_tokens=40)], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.9])
+@pytest.mark.parametrize("threshold", [0.3, 0.9])
 def test_text_does_not_depend_on_where_drafting_stops(params, threshold):
     llm = make_llm("near", config=SpeculativeConfig(tree="auto"), max_num_seqs=4)
     controller, depths = llm.engine().controller, []
