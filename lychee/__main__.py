@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from . import __version__, check, get, quantize_cli, run
+from . import __version__, check, get, inspect_cli, quantize_cli, run
 
 COMMANDS = {
     "run": (run.main, run.__doc__),
     "check": (check.main, check.__doc__),
+    "inspect": (inspect_cli.main, inspect_cli.__doc__),
     "get": (get.main, get.__doc__),
     "quantize": (quantize_cli.main, quantize_cli.__doc__),
 }
