@@ -37,6 +37,7 @@ from .runtime.requests import Prompt
 from .runtime.sampling_params import ParameterError, SamplingParams
 from .runtime.sequence import Mode
 from .terminal import Printer, print_comparison
+from .timeline import Timeline
 
 SPECULATION_FLAGS = (
     "draft_model",
@@ -85,6 +86,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
+    p.add_argument(
+        "--trace", type=Path, metavar="FILE.json", help="write when rounds and their phases ran, for Perfetto"
+    )
     add_loading(p)
     return p
 
@@ -118,7 +122,11 @@ def _main(args: argparse.Namespace) -> int:
     named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee run", args, target, draft, config, sizes)
-    _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
+    engines = (True, False) if args.compare else (draft is None,)
+    _warm_up(llm, params, engines)
+    timeline = Timeline()
+    for native in engines if args.trace else ():
+        timeline.watch(llm.engine(native), "native" if native else "speculative")
     identical: bool | None = None
     if conversing:
         llm.encode_chat([{"role": "user", "content": ""}])  # a model without a template says so before it asks
@@ -134,6 +142,8 @@ def _main(args: argparse.Namespace) -> int:
             runs = [_stream(llm, prompts, params, args.batch_size or len(prompts))]
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
+    if args.trace:
+        timeline.write(args.trace)
     if args.compare:
         print_comparison(runs, identical)
     else:
@@ -169,6 +179,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.batch_size is not None and args.batch_size < 1:
         raise ParameterError(f"--batch-size is {args.batch_size}, must be at least 1")
     check_writable("--report", args.report)
+    check_writable("--trace", args.trace)
 
 
 def _default(given: Any, default: Any) -> Any:
