@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lychee.kernels.aot import parse_choice
+from lychee.compiler.static_check import parse_choice
 from lychee.kernels.kernel import kernel
 
 from . import cpu_compile

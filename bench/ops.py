@@ -1,6 +1,6 @@
 """Times every op against its own roofline: `python -m bench.ops [--op NAME,...] [--dtype NAME,...] [--json FILE]`.
 
-The device's copy bandwidth and matrix throughput are measured first; an op's floor is the larger of its bytes over the
+The device's read bandwidth and matrix throughput are measured first; an op's floor is the larger of its bytes over the
 one and its flops over the other. On CUDA the kernels are timed with events, each run with a cold L2. On the CPU it is
 what CPU dispatch runs, and inputs that fit the cache may beat a floor that counts memory traffic.
 """
@@ -8,7 +8,6 @@ what CPU dispatch runs, and inputs that fit the cache may beat a floor that coun
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import statistics
 import sys
@@ -22,23 +21,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lychee.kernels import OPS, Cost, Op
-from lychee.kernels.aot import DTYPES, parse_choice, parse_sizes
+from lychee.compiler.cost import Peaks, measure_peaks
+from lychee.compiler.static_check import parse_choice, parse_sizes
+from lychee.kernels import OPS, Op
+from lychee.kernels.aot import DTYPES
 
 FLUSHED_BYTES = 256 << 20  # more than any GPU's L2
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What the device was measured to do."""
-
-    device: str
-    bytes_per_s: float
-    flops_per_s: dict[str, float]  # by dtype
-
-    def floor(self, cost: Cost, dtype: str) -> float:
-        """Seconds that the roofline allows at best."""
-        return max(cost.bytes / self.bytes_per_s, cost.flops / self.flops_per_s[dtype])
 
 
 @dataclass(frozen=True)
@@ -81,18 +69,12 @@ def _cuda_seconds(call: Callable[[], Any]) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def measure_peak(device: str, dtypes: Sequence[str], budget: float) -> Peak:
-    """Fastest copy of more than the caches hold, and fastest square matrix product in each dtype."""
-    size, side = (1 << 30, 8192) if device == "cuda" else (1 << 27, 1024)
-    source = torch.ones(size, dtype=torch.int8, device=device)
-    target = torch.empty_like(source)
-    copy_seconds = min(run_seconds(lambda: target.copy_(source), device, budget))
-    flops_per_s = {}
-    for name in dtypes:
-        a = torch.ones(side, side, dtype=DTYPES[name], device=device)
-        flops_per_s[name] = 2 * side**3 / min(run_seconds(functools.partial(torch.matmul, a, a), device, budget))
-    title = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return Peak(title, 2 * size / copy_seconds, flops_per_s)
+def measure_peak(device: str, dtypes: Sequence[str], budget: float) -> Peaks:
+    """Of more memory than the caches hold, and of matrices that fill the device."""
+    pool, side = (1 << 30, 8192) if device == "cuda" else (1 << 27, 1024)
+    return measure_peaks(
+        [DTYPES[d] for d in dtypes], lambda call: min(run_seconds(call, device, budget)), device, pool, side
+    )
 
 
 def prepared(op: Op[Any, Any], arguments: dict[str, Any], device: str) -> Callable[[], Any]:
@@ -106,7 +88,7 @@ def prepared(op: Op[Any, Any], arguments: dict[str, Any], device: str) -> Callab
     return lambda: op.launch(*outputs, *scratch, **arguments)
 
 
-def time_op(op: Op[Any, Any], dtype: str, sizes: Mapping[str, int], device: str, peak: Peak, budget: float) -> Timing:
+def time_op(op: Op[Any, Any], dtype: str, sizes: Mapping[str, int], device: str, peak: Peaks, budget: float) -> Timing:
     """The op at its typical sizes, replaced by `sizes` where it takes them."""
     torch.manual_seed(0)
     used = {**op.typical, **{axis: size for axis, size in sizes.items() if axis in op.axes}}
@@ -117,7 +99,7 @@ def time_op(op: Op[Any, Any], dtype: str, sizes: Mapping[str, int], device: str,
     return Timing(op.name, dtype, used, seconds, floor, cost.bytes / seconds, cost.flops / seconds, floor / seconds)
 
 
-def show(peak: Peak, timings: Sequence[Timing]) -> None:
+def show(peak: Peaks, timings: Sequence[Timing]) -> None:
     throughput = ", ".join(f"{dtype} {flops / 1e12:.2f} TFLOP/s" for dtype, flops in peak.flops_per_s.items())
     table = Table(title=f"{peak.device}: {peak.bytes_per_s / 1e9:.1f} GB/s, {throughput}")
     table.add_column("op", min_width=max(len(t.op) for t in timings))

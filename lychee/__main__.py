@@ -11,7 +11,13 @@ from types import ModuleType
 
 from . import __version__
 
-COMMANDS = {"run": "run", "check": "check", "get": "get", "quantize": "quantize_cli"}  # and their modules
+COMMANDS = {
+    "run": "run",
+    "check": "check",
+    "inspect": "inspect_cli",
+    "get": "get",
+    "quantize": "quantize_cli",
+}  # and their modules
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,6 +44,7 @@ from .runtime.sampling_params import SamplingParams
 from .runtime.sequence import Mode
 from .sampling_options import add_sampling, sampling_params
 from .terminal import Printer, print_comparison
+from .timeline import Timeline
 
 T = TypeVar("T")
 SPECULATION_FLAGS = (
@@ -83,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
+    p.add_argument(
+        "--trace", type=Path, metavar="FILE.json", help="write when rounds and their phases ran, for Perfetto"
+    )
     add_loading(p)
     return p
 
@@ -117,7 +121,11 @@ def _main(args: argparse.Namespace) -> int:
         refused = refusals(llm, prompts, params)
         if len(refused) == len(prompts):
             return 2
-    _warm_up(llm, params, (True, False) if args.compare else (draft is None,))
+    engines = (True, False) if args.compare else (draft is None,)
+    _warm_up(llm, params, engines)
+    timeline = Timeline()
+    for native in engines if args.trace else ():
+        timeline.watch(llm.engine(native), "native" if native else "speculative")
     identical: bool | None = None
     if conversing:
         llm.encode_chat(messages(args, ""))  # a model without a template says so before it asks
@@ -131,6 +139,8 @@ def _main(args: argparse.Namespace) -> int:
         run.refused = refused
     if args.report:
         args.report.write_text(json.dumps(report(runs, identical), ensure_ascii=False, indent=1), encoding="utf-8")
+    if args.trace:
+        timeline.write(args.trace)
     if args.compare:
         print_comparison(runs, identical)
     else:
@@ -176,6 +186,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.batch_size is not None and _is_conversation(args):
         raise ParameterError("--batch-size has no use in a conversation, which is of one answer at a time")
     check_writable("--report", args.report)
+    check_writable("--trace", args.trace)
 
 
 def refusals(llm: LLM, prompts: Seq[Prompt], params: SamplingParams) -> dict[int, str]:

@@ -5,13 +5,6 @@ import json
 import pytest
 
 from bench import ops
-from lychee.kernels import Cost
-
-
-def test_floor_is_the_slower_of_memory_and_arithmetic():
-    peak = ops.Peak("device", bytes_per_s=100.0, flops_per_s={"float32": 1000.0})
-    assert peak.floor(Cost(flops=1000, bytes=500), "float32") == 5.0
-    assert peak.floor(Cost(flops=9000, bytes=500), "float32") == 9.0
 
 
 def test_bench_times_the_asked_ops_at_the_asked_sizes(tmp_path, capsys):

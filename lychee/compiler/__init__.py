@@ -2,7 +2,9 @@
 
 from .buckets import Buckets
 from .lower import Lowered, lower
-from .program import Program, Size, Sizes
+from .parse import parse
+from .program import Program
+from .sizes import Size, Sizes
 from .trace import Tracer, trace
 
-__all__ = ["Buckets", "Lowered", "Program", "Size", "Sizes", "Tracer", "lower", "trace"]
+__all__ = ["Buckets", "Lowered", "Program", "Size", "Sizes", "Tracer", "lower", "parse", "trace"]

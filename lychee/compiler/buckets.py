@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable
 from torch import Tensor
 
 from .lower import Lowered, lower
-from .program import Program, Sizes
+from .program import Program
+from .sizes import Sizes
 
 AFTER = 4
 """Times that a bucket is left to run op by op first: lowering takes as long as they lose by that."""

@@ -16,7 +16,8 @@ from lychee.kernels.kernel import Launch, Table
 from lychee.kernels.stand_in import bound_class
 
 from .memory import Need, assign
-from .program import Program, Size, Sizes, Value, concrete, values_of
+from .program import Program, Value, values_of
+from .sizes import Size, Sizes, concrete
 
 Buffer = tuple[tuple[int, ...], torch.dtype]
 
@@ -26,11 +27,12 @@ class Lowered:
     """A program at fixed sizes. Write `inputs`, replay, read `results`, which the next replay overwrites.
 
     Both are in the program's order; inputs are zero at first. The arena holds all values but those.
+    steps: the launches of each call.
     """
 
     inputs: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    table: Table
+    steps: tuple[tuple[Launch, ...], ...]
     arena: Tensor
     _written: list[NDArray[Any] | None] = field(default_factory=list)
 
@@ -45,6 +47,10 @@ class Lowered:
             if array is not self._written[at]:
                 self._written[at] = array
                 (place if place.shape == array.shape else place[:, : array.shape[1]])[...] = array
+
+    @cached_property
+    def table(self) -> Table:
+        return Table([launch for step in self.steps for launch in step])
 
     @cached_property
     def places(self) -> list[NDArray[Any]]:
@@ -76,6 +82,7 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
     places = iter(offsets)
 
     launches: list[Launch] = []
+    steps: list[tuple[Launch, ...]] = []
     bound = bound_class(launches)
 
     def placed(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -83,12 +90,14 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
 
     tensors: dict[Value, Tensor] = {v: t.as_subclass(bound) for v, t in inputs.items()}
     tensors |= {v: placed(v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
-    arguments = _Arguments(tensors, sizes)
+    arguments = Arguments(tensors, sizes)
     for call, buffers in zip(program.calls, scratch, strict=True):
         made = [tensors[v] for v in call.outputs]
         call.op.launch(*made, *(b and placed(*b) for b in buffers), **arguments.of(call.arguments))
+        steps.append(tuple(launches))
+        launches.clear()
     results = tuple(arguments.value(v).as_subclass(Tensor) for v in program.results)
-    return Lowered(tuple(inputs.values()), results, Table(launches), arena)
+    return Lowered(tuple(inputs.values()), results, tuple(steps), arena)
 
 
 def _outputs(program: Program) -> Iterator[Value]:
@@ -108,20 +117,22 @@ def _lives(program: Program) -> dict[Value, tuple[int, int]]:
 
 
 def _scratch(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> list[list[Buffer | None]]:
-    """The buffers that each call wants besides its outputs.
+    """The buffers that each call wants besides its outputs."""
+    arguments = shaped(program, sizes, inputs)
+    return [
+        list(call.op.scratch(**arguments.of(call.arguments)).values()) if call.op.scratch else []
+        for call in program.calls
+    ]
 
-    Nothing has its place yet. But no scratch function reads elements, so that one span does for all values.
+
+def shaped(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> Arguments:
+    """Arguments for functions that look at shapes, and at the elements of inputs alone.
+
+    Nothing has its place yet, so one span does for all other values.
     """
     blank = torch.empty(max((v.num_bytes(sizes) for v in _outputs(program)), default=0), dtype=torch.uint8)
-    wanted: list[list[Buffer | None]] = []
-    for call in program.calls:
-        if call.op.scratch is None:
-            wanted.append([])
-            continue
-        made = {v.root for v in call.reads} - inputs.keys()
-        tensors = {**inputs, **{v: _tensor(blank, 0, v.concrete_shape(sizes), v.dtype) for v in made}}
-        wanted.append(list(call.op.scratch(**_Arguments(tensors, sizes).of(call.arguments)).values()))
-    return wanted
+    made = {v: _tensor(blank, 0, v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
+    return Arguments({**inputs, **made}, sizes)
 
 
 def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -132,7 +143,7 @@ def _tensor(memory: Tensor, offset: int, shape: Sequence[int], dtype: torch.dtyp
     return memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(shape)
 
 
-class _Arguments:
+class Arguments:
     """Calls' arguments with tensors for values and whole numbers for sizes."""
 
     def __init__(self, tensors: Mapping[Value, Tensor], sizes: Sizes) -> None:

@@ -10,55 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lychee.kernels.contract import Binding
 from lychee.kernels.op import Op
-from lychee.kernels.stand_in import StandIn, Symbol
+from lychee.kernels.stand_in import StandIn
 
-Sizes = Mapping[str, int]
+from .sizes import Dim, Size, Sizes, concrete
 
-
-@dataclass(frozen=True)
-class Size(Symbol):
-    """factor * name + offset: a size that is known when a program is lowered."""
-
-    name: str
-    factor: int = 1
-    offset: int = 0
-
-    def __add__(self, more: int) -> Size:
-        return Size(self.name, self.factor, self.offset + more)
-
-    def __sub__(self, less: int) -> Size:
-        return self + -less
-
-    def __mul__(self, times: int) -> Size:
-        return Size(self.name, self.factor * times, self.offset * times)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, by: int) -> Size:
-        if self.factor % by or self.offset % by:
-            raise ValueError(f"{self} is not always a multiple of {by}")
-        return Size(self.name, self.factor // by, self.offset // by)
-
-    def __lt__(self, other: int) -> bool:
-        """Only what holds of every size that is not negative."""
-        if self.offset >= other:
-            return False
-        raise ValueError(f"whether {self} is below {other} is not known in a trace")
-
-    def __str__(self) -> str:
-        times, plus = f"{self.factor}*" if self.factor != 1 else "", f"+{self.offset}" if self.offset else ""
-        return f"{times}{self.name}{plus}"
-
-    def of(self, sizes: Sizes) -> int:
-        return self.factor * sizes[self.name] + self.offset
-
-
-Dim = int | Size
-
-
-def concrete(size: Dim, sizes: Sizes) -> int:
-    return size if isinstance(size, int) else size.of(sizes)
+DTYPE_NAMES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.bool: "b8",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -72,6 +41,10 @@ class Value(StandIn):
     view_of: Value | None = None
     offset: Dim = 0
 
+    def record(self, op: Op[Any, Any], arguments: dict[str, Any], binding: Binding) -> Any:
+        """Only `trace.Traced` takes calls. Raises TypeError."""
+        raise TypeError(f"{op.name} is called with {self}, of a program that is complete")
+
     @property
     def root(self) -> Value:
         return self.view_of or self
@@ -82,7 +55,7 @@ class Value(StandIn):
     @property
     def typed(self) -> str:
         """Dtype and shape."""
-        return f"{_short(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return f"{DTYPE_NAMES[self.dtype]}[{', '.join(map(str, self.shape))}]"
 
     def concrete_shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(concrete(size, sizes) for size in self.shape)
@@ -105,6 +78,12 @@ class Call:
         for argument in self.arguments.values():
             yield from values_of(argument)
 
+    def text(self, names: Mapping[Any, str]) -> str:
+        """`names`: as `Program.keys` gives them."""
+        outputs = ", ".join(f"{v}: {v.typed}" for v in self.outputs)
+        called = f"{self.op.name}({_listed(self.arguments, names)})"
+        return f"{outputs} = {called}" if outputs else called
+
 
 @dataclass(frozen=True)
 class Program:
@@ -118,14 +97,30 @@ class Program:
         return self.text({})
 
     def text(self, names: Mapping[int, str]) -> str:
-        """The program, a line for every call. `names` of constant tensors, by address."""
-        lines = [f"({', '.join(f'{v}: {v.typed}' for v in self.inputs)})"]
-        for call in self.calls:
-            outputs = ", ".join(f"{v}: {v.typed}" for v in call.outputs)
-            given = ", ".join(_shown(key, value, names) for key, value in call.arguments.items() if value is not None)
-            lines.append(f"{outputs} = {call.op.name}({given})" if outputs else f"{call.op.name}({given})")
+        """The program, a line for every call. `names` of constants, by the address of their first tensor.
+
+        `parse.parse` makes the program of its text and its constants.
+        """
+        keys = self.keys(names)
         returned = ", ".join(f"{_view(v)}: {v.typed}" for v in self.results)
-        return "\n".join([*lines, f"return {returned}", ""])
+        given = ", ".join(f"{v}: {v.typed}" for v in self.inputs)
+        return "\n".join([f"({given})", *(call.text(keys) for call in self.calls), f"return {returned}", ""])
+
+    def keys(self, names: Mapping[int, str]) -> dict[Any, str]:
+        """The name of each constant, by `key_of`."""
+        return {key_of(constant): name for name, constant in self.constants(names).items()}
+
+    def constants(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """Tensors, and structs of nothing else, under the names that they have in `text(names)`.
+
+        Those without a name of their own are numbered.
+        """
+        found = {key_of(constant): constant for call in self.calls for constant in _constants(call.arguments.values())}
+        named: dict[str, Any] = {}
+        for number, (key, constant) in enumerate(found.items()):
+            name = names.get(key[1][0][0], str(number))
+            named[str(number) if name in named else name] = constant
+        return named
 
 
 def values_of(argument: Any) -> Iterator[Value]:
@@ -137,8 +132,27 @@ def values_of(argument: Any) -> Iterator[Value]:
             yield from values_of(getattr(argument, field.name))
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.").replace("float", "f").replace("int", "i").replace("bool", "b8")
+def is_constant(argument: Any) -> bool:
+    """Whether it is a tensor, or a struct of tensors that are no values."""
+    if isinstance(argument, Tensor):
+        return True
+    if not is_dataclass(argument) or isinstance(argument, (Value, Size)) or next(values_of(argument), None) is not None:
+        return False
+    return any(is_constant(getattr(argument, field.name)) for field in fields(argument))
+
+
+def key_of(constant: Any) -> tuple[type, tuple[Any, ...]]:
+    """Equal for constants that are the same memory, read as the same type."""
+    tensors = [constant] if isinstance(constant, Tensor) else [v for v in vars(constant).values() if is_constant(v)]
+    return type(constant), tuple((t.data_ptr(), t.dtype, tuple(t.shape)) for t in tensors)
+
+
+def _constants(arguments: Any) -> Iterator[Any]:
+    for argument in arguments:
+        if is_constant(argument):
+            yield argument
+        elif is_dataclass(argument) and not isinstance(argument, (Value, Size)):
+            yield from _constants(getattr(argument, field.name) for field in fields(argument))
 
 
 def _view(value: Value) -> str:
@@ -148,14 +162,25 @@ def _view(value: Value) -> str:
     return f"{value.root}{start}.view({', '.join(map(str, value.shape))})"
 
 
-def _shown(key: str, value: Any, names: Mapping[int, str]) -> str:
-    """An argument as text: `%values`, `@constants`, and scalars by name."""
+def _listed(arguments: Mapping[str, Any], names: Mapping[Any, str]) -> str:
+    """Tensors and structs by place, the rest by name; None is left out, and what follows it has its name."""
+    shown, by_place = [], True
+    for key, value in arguments.items():
+        if value is None:
+            by_place = False
+            continue
+        text = _shown(value, names)
+        by_place = by_place and (is_dataclass(value) or isinstance(value, Tensor)) and not isinstance(value, Size)
+        shown.append(text if by_place else f"{key}={text}")
+    return ", ".join(shown)
+
+
+def _shown(value: Any, names: Mapping[Any, str]) -> str:
+    """An argument as text: `%values`, `@constants`, structs of them, and scalars."""
     if isinstance(value, Value):
         return _view(value)
-    if isinstance(value, Tensor):
-        plain = f"{_short(value.dtype)}[{', '.join(map(str, value.shape))}]"
-        return f"@{names.get(value.data_ptr(), plain)}"
+    if is_constant(value):
+        return f"@{names[key_of(value)]}"
     if is_dataclass(value) and not isinstance(value, Size):
-        tensors = [_shown(f.name, v, names) for f in fields(value) if (v := getattr(value, f.name)) is not None]
-        return f"{type(value).__name__}({', '.join(tensors)})"
-    return f"{key}={value}"
+        return f"{type(value).__name__}({_listed({f.name: getattr(value, f.name) for f in fields(value)}, names)})"
+    return str(value)

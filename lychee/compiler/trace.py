@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import count
 from math import prod
@@ -16,7 +16,8 @@ from lychee.kernels.contract import Binding
 from lychee.kernels.op import Op
 from lychee.kernels.specs import spec_of
 
-from .program import Call, Dim, Program, Size, Value
+from .program import Call, Program, Value
+from .sizes import Dim, Size
 
 T = TypeVar("T")
 
@@ -101,8 +102,9 @@ class Tracer:
         return Traced(name, tuple(shape), dtype, self.device, tracer=self)
 
     def tensor(self, name: str, shape: Sequence[Dim], dtype: torch.dtype) -> Tensor:
-        """An input, which for the function that is traced is a tensor."""
-        value = self.value(name, shape, dtype)
+        """An input, which for the function that is traced is a tensor. A name that another has gets a number."""
+        taken = {value.name for value in self.inputs}
+        value = self.value(next(n for n in _names(name) if n not in taken), shape, dtype)
         self.inputs.append(value)
         return cast(Tensor, value)
 
@@ -122,6 +124,12 @@ class Tracer:
                 within = is_dataclass(hints[name])
                 values[name] = self.struct(hints[name], rename, **known) if within else Size(rename.get(name, name))
         return struct(**values)
+
+
+def _names(name: str) -> Iterator[str]:
+    """`name`, `name_2`, `name_3`, and so on."""
+    yield name
+    yield from (f"{name}_{i}" for i in count(2))
 
 
 def trace(function: Callable[[Tracer], Tensor | tuple[Tensor, ...]], device: torch.device | str) -> Program:

@@ -1,19 +1,16 @@
-"""Compiles every registered op for GPUs that need not be present: `python -m lychee.kernels.aot --arch sm_80,sm_90`.
+"""Compiles ops for GPUs that need not be present, and says what the compiled kernels take of one.
 
-Each op runs its own launch on sample inputs of its `typical` sizes. A stand-in for Triton's driver names the
+An op runs its own launch on sample inputs of its `typical` sizes. A stand-in for Triton's driver names the
 architecture, and every kernel that the launch starts is compiled instead of run, specialised as at run time.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 from typing import Any
 from unittest.mock import patch
@@ -25,13 +22,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from . import OPS, Op, sizes
+from . import Op, sass, sizes
 from .kernel import Kernel
 
 # Shared memory one block may use, in bytes (CUDA C++ Programming Guide, table "Technical Specifications").
 SHARED_LIMIT = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-LINE = "{:<20} {:<32} {:<9} {:<6} {:>9} {:>7} {:>7} {:>5}"
 
 
 class CompileError(RuntimeError):
@@ -50,6 +46,11 @@ class Usage:
     spilled: int  # bytes of stack per thread; spilled registers live there
     shared: int  # bytes per block
     num_warps: int
+    occupancy: float  # share of a multiprocessor's warps
+    mma: str  # the instruction that multiplies matrices
+    load_bits: tuple[int, ...]  # widths of the main loop's loads
+    local_accesses: int  # instructions that load or store spilled registers
+    per_weight: float | None  # a thread's instructions in the main loop for each weight of its tile
 
 
 class _OfflineDriver:
@@ -138,66 +139,22 @@ def compile_op(op: Op[Any, Any], inputs: Mapping[str, Any], dtype: str, capabili
         name, shared, num_warps = kernel.name, kernel.metadata.shared, kernel.metadata.num_warps
         if shared > SHARED_LIMIT[capability]:
             raise CompileError(f"{name} takes {shared} bytes of shared memory, at most {SHARED_LIMIT[capability]}")
-        usages.append(Usage(op.name, name, dtype, f"sm_{capability}", registers, spilled, shared, num_warps))
+        code = sass.Code.of(kernel.asm["cubin"])
+        usages.append(
+            Usage(
+                op.name,
+                name,
+                dtype,
+                f"sm_{capability}",
+                registers,
+                spilled,
+                shared,
+                num_warps,
+                sass.occupancy(capability, registers, shared, num_warps),
+                code.mma,
+                code.load_bits,
+                code.local_accesses,
+                sass.instructions_per_weight(code, kernel),
+            )
+        )
     return usages
-
-
-def compile_all(names: Sequence[str], dtypes: Sequence[str], archs: Sequence[str], sizes: Mapping[str, int]) -> int:
-    """Print a line for each kernel and each failure as it comes; gives the number of failures."""
-    failures = 0
-    print(LINE.format("op", "kernel", "dtype", "arch", "registers", "spilled", "shared", "warps"))
-    for name, dtype in itertools.product(names, dtypes):
-        inputs = shaped_inputs(OPS[name], DTYPES[dtype], sizes)
-        for arch in archs:
-            try:
-                usages = compile_op(OPS[name], inputs, dtype, int(arch.removeprefix("sm_")))
-            except Exception as error:  # a failure of one kernel must not hide the others
-                failures += 1
-                print(f"{name:<20} failed for {dtype} on {arch}: {type(error).__name__}: {error}")
-            else:
-                print(*(LINE.format(*astuple(usage)) for usage in usages), sep="\n", flush=True)
-    return failures
-
-
-def parse_choice(flag: str, allowed: Sequence[str]) -> Callable[[str], list[str]]:
-    """Parser of a comma-separated list; argparse prints the error's sentence."""
-
-    def parse(text: str) -> list[str]:
-        for value in text.split(","):
-            if value not in allowed:
-                raise argparse.ArgumentTypeError(f"{flag} has {value!r}, must be of {', '.join(allowed)}")
-        return text.split(",")
-
-    return parse
-
-
-def parse_sizes(text: str) -> dict[str, int]:
-    """`AXIS=NUMBER,...` as a dict; the axes are those that some op's sample takes."""
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    axes = {axis for op in OPS.values() for axis in op.axes}
-    for axis, _, value in pairs:
-        if axis not in axes or not value.isdecimal():
-            allowed = ", ".join(sorted(axes))
-            raise argparse.ArgumentTypeError(f"--size has {axis}={value!r}, must be AXIS=NUMBER of {allowed}")
-    return {axis: int(value) for axis, _, value in pairs}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print one line per compiled kernel; 1 when any op failed."""
-    archs = [f"sm_{capability}" for capability in SHARED_LIMIT]
-    parser = argparse.ArgumentParser(prog="python -m lychee.kernels.aot", description=__doc__)
-    parser.add_argument("--arch", type=parse_choice("--arch", archs), default=["sm_80", "sm_90"])
-    parser.add_argument("--op", type=parse_choice("--op", list(OPS)), default=list(OPS))
-    parser.add_argument("--dtype", type=parse_choice("--dtype", list(DTYPES)), default=list(DTYPES))
-    parser.add_argument("--size", type=parse_sizes, default={}, help="AXIS=NUMBER,... in place of the typical sizes")
-    args = parser.parse_args(argv)
-    if knobs.runtime.interpret:
-        parser.error("TRITON_INTERPRET is set, and interpreted kernels do not compile: unset it")
-    failures = compile_all(args.op, args.dtype, args.arch, args.size)
-    if failures:
-        print(f"{failures} failed")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -126,13 +126,13 @@ def attention_cost(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, ancestors: Tensor, scale: float, window: int = 0
 ) -> Cost:
     """Prefixes are read once per sequence, paths once per row."""
-    _, num_kv_heads, head_dim = k_cache.shape
+    head_dim = q.shape[2]
     widest = window or paging.max_context + ancestors.shape[1]
     path_keys = (ancestors >= 0).sum(1)
     scored = int((paging.context_lens[paging.seq_idx] + path_keys).clamp(max=widest).sum())
     read = int(paging.context_lens.clamp(max=widest).sum() + path_keys.clamp(max=widest).sum())
-    read *= 2 * num_kv_heads * head_dim
-    return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
+    slot = k_cache.shape[1] * k_cache.shape[2] * k_cache.element_size()
+    return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=2 * read * slot + 2 * q.nbytes)
 
 
 def attention_scratch(

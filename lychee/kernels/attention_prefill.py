@@ -80,13 +80,13 @@ def attention_prefill_cost(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, paging: Paging, scale: float, window: int = 0
 ) -> Cost:
     """Keys and values are read once per sequence; the causal half of the chunk is scored."""
-    _, num_kv_heads, head_dim = k_cache.shape
+    head_dim, slot = q.shape[2], k_cache.shape[1] * k_cache.shape[2] * k_cache.element_size()
     widest = window or paging.max_context + paging.max_rows
     rows, contexts = paging.cu_seqlens_q.diff().long(), paging.context_lens.long()
     places = torch.arange(q.shape[0], device=q.device) - paging.cu_seqlens_q[paging.seq_idx]
     scored = int((contexts[paging.seq_idx] + places + 1).clamp(max=widest).sum())
-    read = int((rows + contexts.clamp(max=widest)).sum()) * 2 * num_kv_heads * head_dim
-    return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=(read + 2 * q.numel()) * q.element_size())
+    read = int((rows + contexts.clamp(max=widest)).sum())
+    return Cost(flops=4 * scored * q.shape[1] * head_dim, bytes=2 * read * slot + 2 * q.nbytes)
 
 
 @triton.jit

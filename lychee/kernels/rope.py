@@ -82,7 +82,8 @@ def rope_store_cost(
     positions: Tensor,
     slot_mapping: Tensor,
 ) -> Cost:
-    moved = 2 * (q.numel() + k.numel() + v.numel()) * q.element_size()
+    stored = len(k) * k_cache.shape[1] * k_cache.shape[2] * k_cache.element_size()
+    moved = 2 * q.nbytes + k.nbytes + v.nbytes + 2 * stored
     return Cost(flops=3 * (q.numel() + k.numel()), bytes=moved + positions.numel() * (8 + 4 * rope_table.shape[1]))
 
 
