@@ -163,6 +163,19 @@ class LLM:
             self._engines[native] = self._make_engine(native)
         return self._engines[native]
 
+    def renew_engine(self, native: bool = False) -> Engine:
+        """A new engine in place of one that failed. Its requests are lost; metrics and measured costs are kept."""
+        native = native or self.draft is None
+        with self._lock:
+            old = self._engines.pop(native)
+            metrics, controller = old.metrics, old.controller
+            del old  # its KV storage is freed before the new one's is allocated
+            engine = self.engine(native)
+            engine.metrics, engine.scheduler.num_preemptions = metrics, metrics.preemptions
+            if isinstance(controller, Planned) and isinstance(engine.controller, Planned):
+                engine.controller.costs = controller.costs
+            return engine
+
     def warm_up(self, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
         """Compile and load what generation needs, so that the first request does not wait for it.
 
