@@ -22,7 +22,7 @@ from lychee.runtime.streamer import Chunk
 from .job import EngineFailedError, Job, QueueFullError, ServiceError, StoppedError
 from .stepper import Stepper
 
-Observe = Callable[[Job, Chunk], None]
+Observe = Callable[[Job, int, Chunk], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class AsyncEngine:
 
     A slow reader stalls nobody: its chunks are merged, and hold no more than its completions. A reader that goes away
     frees all that its request has. Where the engine fails, all that it was working on gets EngineFailedError, and a new
-    one is made. observe: called with every chunk as it comes.
+    one is made. observe: called with every chunk, its
+    job and its completion's number, as it comes.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class AsyncEngine:
         llm: LLM,
         limits: QueueLimits | None = None,
         *,
-        observe: Observe = lambda job, chunk: None,
+        observe: Observe = lambda job, index, chunk: None,
         log: Callable[[str], None] = lambda message: print(f"lychee: {message}", file=sys.stderr),
     ) -> None:
         self.llm, self.limits, self.observe = llm, limits or QueueLimits(), observe
@@ -103,29 +104,36 @@ class AsyncEngine:
 
         Raises ParameterError for what can never be answered, and ServiceError.
         """
-        job = await self.open(prompt, params or SamplingParams(), speculates=speculates)
+        job = self.submit(await self.prepare([prompt], params or SamplingParams(), speculates=speculates))
         try:
             while chunks := await job.mailbox.take():
-                for chunk in chunks:
+                for chunk in chunks.values():
                     yield chunk
         finally:
             self.close(job)
 
-    async def open(self, prompt: Prompt, params: SamplingParams, *, speculates: bool = True) -> Job:
-        """Begin a request; its chunks come to the job's mailbox. The caller closes it. Raises as `stream`."""
-        self._admit(params.n)
-        self.open_sequences += params.n
-        try:
-            seqs = await self._in_encoder(lambda first: self.llm.maker.sequences(prompt, params, first), params.n)
-            engine = self.engine
-            for seq in seqs:
-                engine.check(seq)
-                seq.speculates = speculates
-        except BaseException:
-            self.open_sequences -= params.n
-            raise
+    async def prepare(self, prompts: Seq[Prompt], params: SamplingParams, *, speculates: bool = True) -> list[Sequence]:
+        """The sequences of all completions of all prompts, encoded and checked. Raises as `stream`."""
+        self._admit(len(prompts) * params.n)
+        first, self._next_id = self._next_id, self._next_id + len(prompts) * params.n
+
+        def make() -> list[Sequence]:
+            ids = range(first, first + len(prompts) * params.n, params.n)
+            return [s for p, i in zip(prompts, ids, strict=True) for s in self.llm.maker.sequences(p, params, i)]
+
+        seqs = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
+        engine = self.engine
+        for seq in seqs:
+            engine.check(seq)
+            seq.speculates = speculates
+        return seqs
+
+    def submit(self, seqs: Seq[Sequence]) -> Job:
+        """Begin what was prepared; its chunks come to the job's mailbox. The caller closes it. Raises ServiceError."""
+        self._admit(len(seqs))
         now = time.perf_counter()
         job = Job(tuple(seqs), now + self.limits.queue_s, now + self.limits.request_s)
+        self.open_sequences += len(seqs)
         self.jobs.add(job)
         self._stepper.add(job)
         return job
@@ -158,10 +166,6 @@ class AsyncEngine:
     def restarts(self) -> int:
         return self._stepper.restarts
 
-    async def _in_encoder(self, make: Callable[[int], list[Sequence]], count: int) -> list[Sequence]:
-        first, self._next_id = self._next_id, self._next_id + count
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, make, first)
-
     def _admit(self, count: int) -> None:
         if self.draining:
             raise StoppedError("the service is shutting down and takes no new requests")
@@ -169,25 +173,25 @@ class AsyncEngine:
         if count > room:
             raise QueueFullError(f"{self.open_sequences} completions are open; there is no room for {count} more now")
 
-    def _deliver_threadsafe(self, chunks: Seq[tuple[Job, Chunk]], errors: Seq[tuple[Job, ServiceError]]) -> None:
+    def _deliver_threadsafe(self, chunks: Seq[tuple[Job, int, Chunk]], errors: Seq[tuple[Job, ServiceError]]) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._deliver, chunks, errors)
 
-    def _deliver(self, chunks: Seq[tuple[Job, Chunk]], errors: Seq[tuple[Job, ServiceError]]) -> None:
-        for job, chunk in chunks:
-            if chunk.sample_idx in job.unfinished:  # else it was closed meanwhile
-                self.observe(job, chunk)
-                job.waiting.discard(chunk.sample_idx)
-                job.mailbox.put(chunk)
+    def _deliver(self, chunks: Seq[tuple[Job, int, Chunk]], errors: Seq[tuple[Job, ServiceError]]) -> None:
+        for job, index, chunk in chunks:
+            if index in job.unfinished:  # else it was closed meanwhile
+                self.observe(job, index, chunk)
+                job.waiting.discard(index)
+                job.mailbox.put(index, chunk)
                 if chunk.finish_reason is not None:
-                    self._ended(job, {chunk.sample_idx})
+                    self._ended(job, {index})
         for job, error in errors:
             if job.unfinished:
                 self._ended(job, set(job.unfinished))
                 job.mailbox.fail(error)
 
-    def _ended(self, job: Job, samples: set[int]) -> None:
-        job.unfinished -= samples
-        job.waiting -= samples
-        self.open_sequences -= len(samples)
+    def _ended(self, job: Job, completions: set[int]) -> None:
+        job.unfinished -= completions
+        job.waiting -= completions
+        self.open_sequences -= len(completions)

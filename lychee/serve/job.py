@@ -1,4 +1,4 @@
-"""A job: one prompt's sequences on their way through the engine, and the mailbox that its reader empties."""
+"""A job: the completions of one call on their way through the engine, and the mailbox that its reader empties."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Mailbox:
         self._error: ServiceError | None = None
         self._changed = asyncio.Event()
 
-    def put(self, chunk: Chunk) -> None:
-        self._pending.setdefault(chunk.sample_idx, []).append(chunk)
+    def put(self, index: int, chunk: Chunk) -> None:
+        self._pending.setdefault(index, []).append(chunk)
         self._unfinished -= chunk.finish_reason is not None
         self._changed.set()
 
@@ -53,23 +53,18 @@ class Mailbox:
         self._error = self._error or error
         self._changed.set()
 
-    @property
-    def ended(self) -> bool:
-        """Nothing more will come."""
-        return self._error is not None or self._unfinished == 0
-
-    async def take(self) -> list[Chunk]:
-        """What has come since the last time, at most one chunk per completion; empty after the end.
+    async def take(self) -> dict[int, Chunk]:
+        """What has come since the last time, one chunk for each completion that has any; empty after the end.
 
         Raises the error that ended the job, once all that came before it is read.
         """
-        while not self._pending and not self.ended:
+        while not self._pending and self._unfinished and self._error is None:
             self._changed.clear()
             await self._changed.wait()
         pending, self._pending = self._pending, {}
         if not pending and self._error is not None:
             raise self._error
-        return [merged(chunks) for chunks in pending.values()]
+        return {index: merged(chunks) for index, chunks in pending.items()}
 
 
 def merged(chunks: list[Chunk]) -> Chunk:
@@ -87,10 +82,10 @@ def merged(chunks: list[Chunk]) -> Chunk:
 
 @dataclass(eq=False)
 class Job:
-    """start_by, end_by: seconds of `time.perf_counter` by which every completion has begun, and ended.
+    """The completions of one call; `seqs[i]` is number i.
 
-    waiting: completions without a first chunk; unfinished: those that the engine still works on. Both are the event
-    loop's own.
+    start_by, end_by: seconds of `time.perf_counter` by which every completion has begun, and ended. waiting:
+    completions without a first chunk; unfinished: those that the engine still works on. Both are the event loop's own.
     """
 
     seqs: tuple[Sequence, ...]
@@ -102,12 +97,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox(len(self.seqs))
-        self.waiting = {seq.sample_idx for seq in self.seqs}
-        self.unfinished = set(self.waiting)
-
-    @property
-    def request_id(self) -> int:
-        return self.seqs[0].request_id
+        self.waiting, self.unfinished = set(range(len(self.seqs))), set(range(len(self.seqs)))
 
     @property
     def channel(self) -> str:

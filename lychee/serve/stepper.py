@@ -15,7 +15,7 @@ from lychee.runtime.streamer import Chunk
 from .job import EngineFailedError, Job, ServiceError, StoppedError
 
 CHECK_DEADLINES_S = 0.02
-Deliver = Callable[[Seq[tuple[Job, Chunk]], Seq[tuple[Job, ServiceError]]], None]
+Deliver = Callable[[Seq[tuple[Job, int, Chunk]], Seq[tuple[Job, ServiceError]]], None]
 
 
 class Stepper:
@@ -32,7 +32,7 @@ class Stepper:
         self.ready = threading.Event()  # the first engine is made, or could not be
         self._make, self._renew, self._deliver, self._log = make, renew, deliver, log
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs: dict[int, Job] = {}
+        self._open: dict[tuple[int, int], tuple[Job, int]] = {}  # by the chunks' ids: whose completion, and its number
         self._stopping = False
         self._checked = 0.0
 
@@ -81,10 +81,12 @@ class Stepper:
             pass
 
     def _step(self, engine: Engine) -> None:
-        found = [(self._jobs[chunk.request_id], chunk) for chunk in engine.step()]
-        for job in {job for job, chunk in found if chunk.finish_reason is not None}:
-            if all(seq.finished for seq in job.seqs):
-                del self._jobs[job.request_id]
+        found = []
+        for chunk in engine.step():
+            key = chunk.request_id, chunk.sample_idx
+            found.append((*self._open[key], chunk))
+            if chunk.finish_reason is not None:
+                del self._open[key]
         self._deliver(found, [])
 
     def _restart(self, failure: str) -> None:
@@ -102,13 +104,13 @@ class Stepper:
         if self.engine is None:
             self._deliver([], [(job, EngineFailedError("the engine failed and could not be restarted"))])
             return
-        self._jobs[job.request_id] = job
-        for seq in job.seqs:
+        for index, seq in enumerate(job.seqs):
+            self._open[seq.request_id, seq.sample_idx] = job, index
             self.engine.add(seq)
 
     def _abort(self, job: Job) -> None:
-        if self._jobs.pop(job.request_id, None) and self.engine is not None:
-            for seq in job.seqs:
+        for seq in job.seqs:
+            if self._open.pop((seq.request_id, seq.sample_idx), None) and self.engine is not None:
                 self.engine.abort(seq)
 
     def _expire(self) -> None:
@@ -116,15 +118,19 @@ class Stepper:
         if now - self._checked < CHECK_DEADLINES_S:
             return
         self._checked = now
-        late = [(job, error) for job in self._jobs.values() if (error := job.late(now))]
+        late = [(job, error) for job in self._jobs() if (error := job.late(now))]
         for job, _ in late:
             self._abort(job)
         if late:
             self._deliver([], late)
 
     def _fail_all(self, error: ServiceError) -> None:
-        jobs, self._jobs = list(self._jobs.values()), {}
+        jobs = self._jobs()
+        self._open.clear()
         self._deliver([], [(job, error) for job in jobs])
+
+    def _jobs(self) -> set[Job]:
+        return {job for job, _ in self._open.values()}
 
     def _stop(self) -> None:
         self._stopping = True

@@ -49,7 +49,7 @@ async def emptied(engine, timeout_s=10):
     """Wait until the engine holds nothing."""
     until = time.perf_counter() + timeout_s
     scheduler = engine.engine.scheduler
-    while not scheduler.idle or scheduler.pool.num_free < scheduler.pool.num_blocks or engine._stepper._jobs:
+    while not scheduler.idle or scheduler.pool.num_free < scheduler.pool.num_blocks or engine._stepper._open:
         assert time.perf_counter() < until, "something is kept"
         await asyncio.sleep(0.002)
     assert engine.open_sequences == 0
@@ -72,6 +72,22 @@ def test_streams_that_share_the_engine_get_the_tokens_of_native_decoding(specula
             await emptied(engine)
             drafted = engine.engine.metrics.drafted
             assert drafted > 0 if speculates else drafted == 0
+
+    run(body())
+
+
+def test_prompts_of_one_call_are_one_job_with_a_number_for_each_completion():
+    params = seeded(n=2, max_tokens=6)
+
+    async def body():
+        async with served() as engine:
+            job, texts = engine.submit(await engine.prepare(PROMPTS, params)), [""] * 8
+            while chunks := await job.mailbox.take():
+                for index, chunk in chunks.items():
+                    texts[index] += chunk.text
+            assert texts == [completion[0] for prompt in PROMPTS for completion in native(prompt, params)]
+            engine.close(job)
+            await emptied(engine)
 
     run(body())
 
@@ -100,16 +116,16 @@ def test_a_slow_reader_stalls_nobody_and_finds_its_whole_completion_in_one_chunk
 
     async def body():
         async with served() as engine:
-            job = await engine.open(PROMPTS[0], params)
+            job = engine.submit(await engine.prepare([PROMPTS[0]], params))
             await asyncio.gather(*(read(engine, p, greedy(max_tokens=120)) for p in PROMPTS))
             while job.unfinished:
                 await asyncio.sleep(0.005)
             assert engine.open_sequences == 0  # nor does it keep others from being admitted
-            (chunk,) = await job.mailbox.take()
+            (chunk,) = (await job.mailbox.take()).values()
             reference = shared_llm().generate([PROMPTS[0]], params)[0].outputs[0]
             assert (chunk.text, chunk.token_ids, chunk.finish_reason) == shown(reference)[:3]
             assert [p.token_id for p in chunk.logprobs] == list(reference.token_ids)
-            assert await job.mailbox.take() == []
+            assert await job.mailbox.take() == {}
             engine.close(job)
             await emptied(engine)
 
@@ -207,13 +223,16 @@ def test_what_can_never_fit_is_refused_at_once_and_leaves_nothing():
 def test_the_queue_is_bounded_and_a_place_in_it_is_free_again_after_an_end():
     async def body():
         async with served(make_llm(max_num_seqs=2), max_queue=1) as engine:
-            jobs = [await engine.open(PROMPTS[0], greedy(max_tokens=300)) for _ in range(3)]
+            seqs = [(await engine.prepare([PROMPTS[0]], greedy(max_tokens=300)))[0] for _ in range(4)]
+            jobs = [engine.submit([seq]) for seq in seqs[:3]]
             with pytest.raises(QueueFullError, match="3 completions are open"):
-                await engine.open(PROMPTS[0], greedy())
+                engine.submit(seqs[3:])
+            with pytest.raises(QueueFullError):
+                await engine.prepare(PROMPTS, greedy())
             engine.close(jobs[0])
             with pytest.raises(QueueFullError):
-                await engine.open(PROMPTS[0], greedy(n=2))
-            jobs[0] = await engine.open(PROMPTS[0], greedy())
+                await engine.prepare([PROMPTS[0]], greedy(n=2))
+            jobs[0] = engine.submit(seqs[3:])
             for job in jobs:
                 engine.close(job)
             await emptied(engine)
