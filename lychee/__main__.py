@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from . import __version__, check, get, quantize_cli, run
+from . import __version__, check, get, quantize_cli, run, serve
 
 COMMANDS = {
     "run": (run.main, run.__doc__),
     "check": (check.main, check.__doc__),
     "get": (get.main, get.__doc__),
     "quantize": (quantize_cli.main, quantize_cli.__doc__),
+    "serve": (serve.main, serve.__doc__),
 }
 
 

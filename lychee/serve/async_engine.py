@@ -112,6 +112,11 @@ class AsyncEngine:
         finally:
             self.close(job)
 
+    async def encode(self, prompt: str) -> list[int]:
+        """A prompt's token ids. Raises ParameterError."""
+        encode = self.llm.maker.encode
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, encode, prompt)
+
     async def prepare(self, prompts: Seq[Prompt], params: SamplingParams, *, speculates: bool = True) -> list[Sequence]:
         """The sequences of all completions of all prompts, encoded and checked. Raises as `stream`."""
         self._admit(len(prompts) * params.n)
@@ -161,6 +166,11 @@ class AsyncEngine:
     def ready(self) -> bool:
         """Requests are taken."""
         return self.alive and self._stepper.engine is not None and not self.draining
+
+    @property
+    def failing(self) -> bool:
+        """There is no engine."""
+        return self._stepper.engine is None
 
     @property
     def restarts(self) -> int:
