@@ -85,7 +85,11 @@ def main(argv: Seq[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
-    limits = QueueLimits(args.max_queue, _seconds(args.queue_timeout), _seconds(args.request_timeout))
+    limits = QueueLimits(
+        check_int("--max-queue", args.max_queue, 0),
+        _seconds("--queue-timeout", args.queue_timeout),
+        _seconds("--request-timeout", args.request_timeout),
+    )
     packaged = args.model is None
     target = demo.TARGET if packaged else resolve_model(args.model)
     config = _config(args, "lychee-demo" if packaged else target.name)
@@ -160,5 +164,5 @@ def _chat(args: argparse.Namespace, packaged: bool, target: Path, llm: LLM) -> C
         return None
 
 
-def _seconds(given: float | None) -> float:
-    return math.inf if given is None else given
+def _seconds(flag: str, given: float | None) -> float:
+    return math.inf if given is None else check_float(flag, given, 0.0, math.inf, above=True)

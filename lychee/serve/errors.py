@@ -59,9 +59,8 @@ def api_error(error: Exception, prompt_field: str = "prompt") -> ApiError | None
     if isinstance(error, ChatError):
         return bad("messages", str(error))
     if isinstance(error, ParameterError):  # its message begins with the parameter
-        name = re.match(r"\w*", str(error))
-        assert name
-        return bad(prompt_field if name[0] == "prompt" else name[0], str(error))
+        name = re.sub(r"^prompt and |\W.*", "", str(error), flags=re.DOTALL)
+        return bad(prompt_field if name == "prompt" else name, str(error))
     if isinstance(error, ServiceError):
         status, code, retry = SERVICE[type(error)]
         return ApiError(status, code, str(error), retry_after_s=retry)

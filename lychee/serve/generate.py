@@ -149,6 +149,6 @@ def _told(job: Job) -> dict[str, Any]:
     return {
         "prompt_tokens": sum(seq.num_prompt for seq in job.seqs if seq.sample_idx == 0),
         "completion_tokens": sum(seq.num_emitted for seq in job.seqs),
-        "finish_reasons": [seq.finish_reason for seq in job.seqs],
+        "finish_reasons": [seq.finish_reason or "abort" for seq in job.seqs],
         "ttft_s": round(min(first), 4) if first else None,
     }

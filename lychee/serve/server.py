@@ -8,11 +8,13 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import application
+from .edge import log_line
 from .service import Service
 
 BACKLOG = 1024
@@ -34,10 +36,16 @@ def bound_socket(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """SIGTERM and SIGINT drain: new requests get 503, open ones have `drain_s` to end. A second signal ends it now."""
 
-    def __init__(self, service: Service, max_connections: int, announce: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        max_connections: int,
+        announce: Callable[[], None],
+        write: Callable[[dict[str, Any]], None] = log_line,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                application(service),
+                application(service, write),
                 http=_tracking(service.transports),
                 ws="none",
                 loop="asyncio",
