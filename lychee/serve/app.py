@@ -11,11 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lychee.runtime.sampling_params import check_float
+
 from .edge import Auth, Edge, log_line
 from .errors import ApiError, bad
 from .exchange import read_json, send_bytes, send_json
 from .generate import Generate
-from .schemas import ChatBody, CompletionBody, TokenizeBody, parse
+from .schemas import ChatBody, CompletionBody, SpeculationBody, TokenizeBody, parse
 from .service import Service
 
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +42,7 @@ def application(service: Service, write: Callable[[dict[str, Any]], None] = log_
             Route("/tokenize", Endpoint(endpoints.tokenize), methods=["POST"]),
             Route("/health", Endpoint(endpoints.health), methods=["GET"]),
             Route("/ready", Endpoint(endpoints.ready), methods=["GET"]),
+            Route("/admin/speculation", Endpoint(endpoints.speculation), methods=["GET", "POST"]),
             Route("/metrics", Endpoint(endpoints.metrics), methods=["GET"]),
         ],
         redirect_slashes=False,
@@ -113,6 +116,17 @@ class Endpoints:
                 ids = await service.engine.encode(body.prompt)
         limit = service.llm.max_model_len
         await send_json(send, 200, {"tokens": ids, "count": len(ids), "max_model_len": limit})
+
+    async def speculation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tells the share of the accelerated channel, and sets it."""
+        channel, config = self.service.channel, self.service.config
+        if scope["method"] == "POST":
+            body = parse(SpeculationBody, await read_json(scope, receive, config.max_body_bytes, config.body_s))
+            if self.service.llm.draft is None:
+                raise bad("share", "this server has no draft model")
+            channel.share = check_float("share", body.share, 0.0, 1.0)
+            scope["record"].notes["share"] = channel.share
+        await send_json(send, 200, {"share": channel.share if self.service.llm.draft else 0.0})
 
     def _model(self) -> dict[str, Any]:
         name, limit = self.service.config.model_name, self.service.llm.max_model_len

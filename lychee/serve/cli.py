@@ -70,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-logprobs", type=int, default=20, metavar="N", help="for a token (default 20)")
     p.add_argument("--max-stops", type=int, default=16, metavar="N", help="stop strings of a request (default 16)")
     p.add_argument("--max-connections", type=int, default=1024, metavar="N", help="open at a time (default 1024)")
+    p.add_argument(
+        "--speculation-share",
+        type=float,
+        metavar="S",
+        help=f"of users that are drafted for, 0 to 1 (default 1); /admin/speculation changes it, with {ADMIN_VARIABLE}",
+    )
     p.add_argument("--log-prompts", action="store_true", help="the log shows prompts")
     p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="completions that run at once (default 64)")
@@ -110,6 +116,7 @@ def _config(args: argparse.Namespace, name: str) -> ServiceConfig:
             check_int(f"--{flag.replace('_', '-')}", getattr(args, flag), 1)
     for flag in ("max_body", "max_completions", "max_stops"):
         check_int(f"--{flag.replace('_', '-')}", getattr(args, flag), 1)
+    share = args.speculation_share
     check_int("--max-logprobs", args.max_logprobs, 0, 1000)
     return ServiceConfig(
         model_name=args.model_name or name,
@@ -122,6 +129,7 @@ def _config(args: argparse.Namespace, name: str) -> ServiceConfig:
         max_stops=args.max_stops,
         stall_s=check_float("--stall-timeout", args.stall_timeout, 0.0, math.inf, above=True),
         drain_s=check_float("--drain-timeout", args.drain_timeout, 0.0, math.inf),
+        speculation_share=1.0 if share is None else check_float("--speculation-share", share, 0.0, 1.0),
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
     )
@@ -141,7 +149,15 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
     draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if draft is None:
-        for name in ("draft_quant", "max_draft_len", "num_speculative_tokens", "verify", "tree", "node_budget"):
+        for name in (
+            "draft_quant",
+            "max_draft_len",
+            "num_speculative_tokens",
+            "verify",
+            "tree",
+            "node_budget",
+            "speculation_share",
+        ):
             if getattr(args, name) is not None:
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with no --draft-model")
         if args.speculative_config is not None:

@@ -21,6 +21,7 @@ class ServiceConfig:
     max_completions: n, times the prompts of a call. max_stops: strings in a stop list, and in bad_words; entries of
     logit_bias and stop_token_ids may be 64 times as many. body_s: seconds in which a body must have come. stall_s:
     after which a client that reads nothing is dropped. drain_s: that open requests have after SIGTERM.
+    speculation_share: of users, or of requests without one, that are drafted for.
     """
 
     model_name: str
@@ -35,5 +36,6 @@ class ServiceConfig:
     body_s: float = 30.0
     stall_s: float = 60.0
     drain_s: float = 30.0
+    speculation_share: float = 1.0
     cors_origins: tuple[str, ...] = ()
     log_prompts: bool = False

@@ -144,6 +144,12 @@ class TokenizeBody(Body):
     messages: list[Message] | None = None
 
 
+class SpeculationBody(Body):
+    """share: of users, or of requests without one, that are drafted for."""
+
+    share: float
+
+
 Kind = TypeVar("Kind", bound=Body)
 
 

@@ -11,6 +11,7 @@ from lychee.models.chat import ChatError, ChatTemplate
 from lychee.runtime.llm import LLM
 
 from .async_engine import AsyncEngine, QueueLimits
+from .channel import Channel
 from .config import ServiceConfig
 from .edge import Record
 from .errors import ApiError, bad
@@ -27,6 +28,7 @@ class Service:
         self.rates, self.metrics = Rates(config.rates), ServiceMetrics(config.model_name)
         self.engine = AsyncEngine(llm, limits, observe=self.metrics.observe)
         self.metrics.engine = self.engine
+        self.channel = Channel(config.speculation_share)
         self.transports: dict[tuple[str, int], asyncio.Transport] = {}  # of open connections, by their other end
 
     @property
@@ -41,10 +43,14 @@ class Service:
             raise ApiError(404, "model_not_found", message, "model")
 
     def speculates(self, body: Generation, record: Record) -> bool:
-        """Whether the request is to be drafted for."""
+        """Whether the request is to be drafted for: as it asks, else as its user, or itself, falls."""
         if body.speculative and self.llm.draft is None:
             raise bad("speculative", "speculative is true, but this server has no draft model")
-        return self.llm.draft is not None and body.speculative is not False
+        if self.llm.draft is None:
+            return False
+        if body.speculative is not None:
+            return body.speculative
+        return self.channel.takes(record.request_id if body.user is None else f"{record.key} {body.user}")
 
     async def encode_chat(self, messages: Seq[Message]) -> list[int]:
         """Raises ChatError."""
