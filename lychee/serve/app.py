@@ -79,7 +79,7 @@ class Endpoints:
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The process is alive, and so is what it is for: where this fails, start it anew."""
         if not self.service.engine.alive:
-            raise ApiError(503, "dead", "the engine has ended")
+            raise ApiError(503, "dead", "the engine has ended, or failed and could not be made anew")
         await send_json(send, 200, {"status": "alive"})
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -160,7 +160,8 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        return self._stepper.thread.is_alive()
+        """The thread runs, and has an engine or is to have one."""
+        return self._stepper.thread.is_alive() and not self._stepper.lost
 
     @property
     def ready(self) -> bool:

@@ -28,6 +28,7 @@ class Stepper:
         self.thread = threading.Thread(target=self._run, name="lychee-engine", daemon=True)
         self.engine: Engine | None = None
         self.restarts = 0
+        self.lost = False  # it failed and could not be made anew
         self.error: BaseException | None = None  # why the first engine could not be made
         self.ready = threading.Event()  # the first engine is made, or could not be
         self._make, self._renew, self._deliver, self._log = make, renew, deliver, log
@@ -98,6 +99,7 @@ class Stepper:
             self.engine = self._renew()
             self.restarts += 1
         except Exception:
+            self.lost = True
             self._log(f"the engine could not be restarted: {traceback.format_exc()}")
 
     def _add(self, job: Job) -> None:

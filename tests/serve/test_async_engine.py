@@ -196,6 +196,8 @@ def test_an_engine_that_cannot_be_made_anew_answers_every_request_with_that():
             for _ in range(2):
                 with pytest.raises(EngineFailedError):
                     await read(engine, PROMPTS[0], greedy())
+            while engine.alive:
+                await asyncio.sleep(0.001)
             assert not engine.ready
             assert engine.open_sequences == 0
 
