@@ -17,6 +17,7 @@ COMMANDS = {
     "inspect": "inspect_cli",
     "get": "get",
     "quantize": "quantize_cli",
+    "serve": "serve",
 }  # and their modules
 
 

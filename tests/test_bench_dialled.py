@@ -11,7 +11,7 @@ import pytest
 from bench import dialled
 from bench.dialled_drafter import DialledDrafter, landed, rank_rates
 from lychee import LLM, SamplingParams, demo
-from lychee.get import resolve_model
+from lychee.models.names import resolve_model
 from lychee.runtime.controller import Fixed
 from lychee.runtime.metrics import Metrics
 from lychee.runtime.tree import TreeShape

@@ -52,8 +52,8 @@ class Engine:
         self.metrics = Metrics()
         self._batch: SamplingBatch | None = None
 
-    def check_room(self, seq: Sequence) -> None:
-        """Raises ParameterError if the block pool could never hold the sequence."""
+    def check(self, seq: Sequence) -> None:
+        """Raises ParameterError if the block pool could never hold the sequence. Any thread may ask."""
         pool = self.scheduler.pool
         if pool.blocks_for(seq.limit) > pool.num_blocks:
             raise ParameterError(
@@ -63,7 +63,7 @@ class Engine:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises ParameterError if the block pool could never hold it."""
-        self.check_room(seq)
+        self.check(seq)
         seq.stats.arrived = time.perf_counter()
         self.scheduler.add(seq)
 
@@ -131,13 +131,21 @@ class Engine:
 
     def _plan(self, seqs: tuple[Sequence, ...]) -> list[TreeShape]:
         """The controller's shapes, cut to the token limit, the draft's context and the free blocks."""
+        native = self.metrics.native_rounds
         if self.drafter is None:
+            native["no_draft"] += len(seqs)
             return [TreeShape.chain(0)] * len(seqs)
+        planned = iter(self.controller.plan([seq.seq_id for seq in seqs if seq.speculates]))
         shapes = []
-        for seq, shape in zip(seqs, self.controller.plan([s.seq_id for s in seqs]), strict=True):
+        for seq in seqs:
+            wanted = next(planned) if seq.speculates else TreeShape.chain(0)
             depth = min(seq.limit - len(seq.tokens) - 1, self.drafter.max_len - seq.cached)
-            shape = shape.cut(depth, shape.num_nodes)
-            shapes.append(shape.cut(shape.depth, self.scheduler.extend(seq, shape.num_nodes)))
+            within = wanted.cut(depth, wanted.num_nodes)
+            shape = within.cut(within.depth, self.scheduler.extend(seq, within.num_nodes))
+            shapes.append(shape)
+            if not shape.depth:
+                why = "blocks" if within.depth else "limit" if wanted.depth else "planned"
+                native[why if seq.speculates else "off"] += 1
         return shapes
 
     def _rows(self, seqs: tuple[Sequence, ...], proposals: Proposals) -> Rows:

@@ -171,6 +171,19 @@ class LLM:
             self._engines[native] = self._make_engine(native)
         return self._engines[native]
 
+    def renew_engine(self, native: bool = False) -> Engine:
+        """A new engine in place of one that failed. Its requests are lost; metrics and measured costs are kept."""
+        native = native or self.draft is None
+        with self._lock:
+            old = self._engines.pop(native)
+            metrics, controller = old.metrics, old.controller
+            del old  # its KV storage is freed before the new one's is allocated
+            engine = self.engine(native)
+            engine.metrics, engine.scheduler.num_preemptions = metrics, metrics.preemptions
+            if isinstance(controller, Planned) and isinstance(engine.controller, Planned):
+                engine.controller.costs = controller.costs
+            return engine
+
     def warm_up(self, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
         """Compile and load what generation needs, so that the first request does not wait for it.
 
@@ -338,7 +351,7 @@ class LLM:
     def _sequences(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
         """Of a prompt, checked against the model and the pool."""
         seqs = self.maker.sequences(prompt, params, self._next_id)
-        engine.check_room(seqs[0])
+        engine.check(seqs[0])
         return seqs
 
     def _warn_of_length(self, seq: Sequence) -> None:

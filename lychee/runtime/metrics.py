@@ -103,12 +103,18 @@ class RequestStats(Counts):
 
 @dataclass
 class Metrics(Counts):
-    """What an engine did since it was made or reset: seconds by phase, and sums over the sequences it ended."""
+    """What an engine did since it was made or reset: seconds by phase, and sums over the sequences it ended.
+
+    native_rounds: sequences' rounds that drafted nothing, by reason: `no_draft` (there is no draft model), `off` (the
+    request asked for none), `planned` (the controller's choice), `limit` (no room below the token limit or in the
+    draft's context), `blocks` (no free KV blocks). Counted as they happen, those of aborted sequences too.
+    """
 
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
     preemptions: int = 0
+    native_rounds: Counter[str] = field(default_factory=Counter)
     peak_memory_bytes: int = 0
     ended: int = 0
 

@@ -43,7 +43,7 @@ class RequestMaker:
 
         Raises ParameterError.
         """
-        ids = tuple(self._encode(prompt))
+        ids = tuple(self.encode(prompt))
         if len(ids) >= self.max_model_len:
             raise ParameterError(
                 f"prompt has {len(ids)} tokens, must leave room below max_model_len={self.max_model_len}"
@@ -78,7 +78,8 @@ class RequestMaker:
             )
         return seqs
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises ParameterError."""
         if isinstance(prompt, str):
             if not prompt:
                 raise refuse("prompt", prompt, "text of at least one character, or token ids")

@@ -39,6 +39,7 @@ class Sequence:
     bad_words: tuple[tuple[int, ...], ...]
     detokenizer: Detokenizer
     stats: RequestStats
+    speculates: bool = True  # False: its rounds are native
     leader: Sequence | None = None  # the sequence whose prompt blocks this one shares
     tokens: list[int] = field(default_factory=list)
     cached: int = 0

@@ -1,0 +1,16 @@
+"""The load script, at a small size: no token lost or mixed up, nothing kept, a clean end under SIGTERM."""
+
+import pytest
+
+from bench import serve_load
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds"), [(8, 2), pytest.param(200, 180, marks=pytest.mark.slow)], ids=["small", "large"]
+)
+def test_load_loses_no_token_and_keeps_nothing(clients, seconds):
+    found = serve_load.run(clients, seconds, prompts=4 if clients < 50 else 30)
+    assert serve_load.sound(found) == []
+    assert set(found["exchanges"]) == set(serve_load.KINDS)
+    assert found["ends_under_sigterm"].get("done", 0) > 0
+    assert set(found["statuses"]) <= {"200", "400", "404", "503", "None"}
