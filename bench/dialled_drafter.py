@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lychee.runtime.drafter import ModelDrafter
+from lychee.runtime.goes_on import GoesOn
 from lychee.runtime.inputs import SamplingBatch
 from lychee.runtime.metrics import Metrics, ratio
 from lychee.runtime.proposals import Proposals
@@ -45,8 +46,8 @@ class DialledDrafter:
         self.bounds = np.cumsum(rates)
         self.deck = lru_cache(maxsize=4096)(self._deck)
 
-    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape]) -> Proposals:
-        """Raises ValueError where a request is not greedy, or emitted what it did not natively."""
+    def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
+        """Trees are drafted whole. Raises ValueError where a request is not greedy, or emitted what it did not natively."""
         if not batch.greedy.all():
             raise ValueError("a dialled drafter knows what greedy requests will say, and no others")
         self.model.propose(batch, shapes)

@@ -48,7 +48,9 @@ class Timeline:
         self._wrap(engine.target, "forward", "target pass", row, lambda rows: {"rows": len(rows.tokens)})
         drafter = engine.drafter
         if drafter is not None:
-            self._wrap(drafter, "propose", "draft", row, lambda _, shapes: {"nodes": sum(s.num_nodes for s in shapes)})
+            self._wrap(
+                drafter, "propose", "draft", row, lambda _, shapes, *__: {"nodes": sum(s.num_nodes for s in shapes)}
+            )
         if isinstance(drafter, ModelDrafter):
             self._wrap(drafter.loop, "run", "draft loop", row, lambda *_: {})
             self._wrap(drafter.compiled, "forward", "draft pass", row, lambda rows: {"rows": len(rows.tokens)})

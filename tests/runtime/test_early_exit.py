@@ -125,5 +125,5 @@ def test_text_does_not_depend_on_where_drafting_stops(params, threshold):
         assert got.outputs[0].token_ids == want.outputs[0].token_ids
     assert any(0 < depth < planned for depth, planned in depths)
     stats = llm.metrics()
-    assert stats.nodes_drafted >= stats.drafted >= stats.accepted > 0
-    assert stats.drafted <= sum(depth for depth, _ in depths)
+    assert stats.drafted >= stats.trunk_drafted >= stats.trunk_accepted > 0
+    assert stats.trunk_drafted <= sum(depth for depth, _ in depths)

@@ -194,8 +194,8 @@ def test_metrics_show_what_the_engine_and_its_readers_saw():
 
         metrics = running.service.engine.engine.metrics
         assert value("spec_decode_num_drafts_total", "speculative") == metrics.drafted_at[0] > 0
-        assert value("spec_decode_num_draft_tokens_total", "speculative") == metrics.nodes_drafted
-        assert value("spec_decode_num_accepted_tokens_total", "speculative") == metrics.nodes_accepted
+        assert value("spec_decode_num_draft_tokens_total", "speculative") == metrics.drafted
+        assert value("spec_decode_num_accepted_tokens_total", "speculative") == metrics.accepted
         first = value("spec_decode_num_accepted_tokens_per_pos_total", "speculative", position=0)
         assert first == metrics.accepted_at[0]
         assert value("native_rounds_total", "native", reason="off") == 19
