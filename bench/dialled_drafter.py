@@ -47,7 +47,7 @@ class DialledDrafter:
         self.deck = lru_cache(maxsize=4096)(self._deck)
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
-        """Trees are drafted whole. Raises ValueError where a request is not greedy, or emitted what it did not natively."""
+        """Whole trees. Raises ValueError where a request is not greedy, or emitted what it did not natively."""
         if not batch.greedy.all():
             raise ValueError("a dialled drafter knows what greedy requests will say, and no others")
         self.model.propose(batch, shapes)

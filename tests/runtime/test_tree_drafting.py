@@ -86,7 +86,8 @@ def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        ({}, Window),
+        ({}, Planned),
+        ({"tree": "chain"}, Window),
         ({"tree": "auto"}, Planned),
         ({"tree": "3,2"}, Fixed),
         ({"tree": "auto", "max_draft_len": 0}, Fixed),
@@ -105,7 +106,7 @@ def test_the_option_chooses_the_controller(given, kind):
         ({"tree": "3,x"}, "tree is '3,x', must be auto, chain, or numbers"),
         ({"tree": "9,9"}, "a tree of at most 64 drafted nodes, and this one has 90"),
         ({"tree": "4,2", "node_budget": 8}, "a tree of at most 8 drafted nodes, and this one has 12"),
-        ({"node_budget": 8}, "node_budget is 8, must be left out without a tree"),
+        ({"node_budget": 8, "tree": "chain"}, "node_budget is 8, must be left out without a tree"),
         ({"tree": "auto", "node_budget": 65}, "node_budget is 65, must be"),
         ({"tree": "4,2", "max_draft_len": 8}, "max_draft_len is 8, must be left out where tree is '4,2'"),
         ({"tree": "auto", "num_speculative_tokens": 4}, "num_speculative_tokens is 4, must be left out where tree is"),
