@@ -15,7 +15,8 @@ from .tree import TreeShape
 from .warm_up import lowering
 
 ROUNDS = 4  # of each shape at a time; the first is left out
-SWEEPS, SECONDS = 6, 1.0  # over all shapes, until so much time has passed
+LENGTHS = (0, 1, 3, 4, 7, 15)  # of chains; between them costs are interpolated
+LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 1.0  # over all shapes, until so much time has passed; the first lowers programs
 DEPTH = 4  # of the trees that are timed
 
 Maker = Callable[[int], Sequence]
@@ -24,22 +25,22 @@ Times = tuple[float, float, float]
 """Milliseconds of drafting, of verification and of the rest of a round."""
 
 
-def measured(engine: Engine, lengths: Iterable[int], widths: Iterable[int], make: Maker, room: int) -> CostTable:
-    """Costs of rounds, from chains of these lengths, 0 and 1 among them, and trees whose levels have `widths` rows.
+def measured(engine: Engine, depths: Iterable[int], widths: Iterable[int], make: Maker, room: int) -> CostTable:
+    """Costs of rounds, from chains of some of these depths (0 and 1 at least) and trees of levels of `widths` rows.
 
     The engine must be idle. room: tokens that a request may emit, at least MEASURED_FROM; shapes that do not fit are
     left out. What else runs on a machine only adds to a time, so each is the least of several sweeps' medians.
     """
-    chains = {length: TreeShape.chain(length) for length in lengths}
+    chains = {length: TreeShape.chain(length) for length in depths if length in LENGTHS}
     trees = {width: TreeShape.widths((width, *(1,) * (DEPTH - 1))) for width in widths if width > 1}
     shapes = [shape for shape in (*chains.values(), *trees.values()) if wanted(shape) <= room]
     least: dict[TreeShape, Times] = {}
     start = time.perf_counter()
-    for _ in range(SWEEPS):
+    for sweep in range(SWEEPS):
         for shape in shapes:
             found = _timed(engine, shape, make)
             least[shape] = tuple(map(min, found, least.get(shape, found)))  # type: ignore[assignment]
-        if time.perf_counter() - start > SECONDS:
+        if sweep + 1 >= LEAST_SWEEPS and time.perf_counter() - start > SECONDS:
             break
     begin, level = line([(length, least[shape][0]) for length, shape in chains.items() if length and shape in least])
     draft = {1: level}
