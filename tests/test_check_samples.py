@@ -89,6 +89,13 @@ def test_samples_are_drawn_prompt_after_prompt_and_no_two_requests_share_a_seed(
     assert len(asked) == num_requests(2, PER_REQUEST + 10)
 
 
+def test_the_same_seed_finds_the_same(subject, prompts):
+    first, again, other = (
+        SampleProof(subject, (prompts[0],), replace(PARAMS, seed=seed), 16).run(lambda: None) for seed in (5, 5, 6)
+    )
+    assert first.evidence.tests == again.evidence.tests != other.evidence.tests
+
+
 def sample(*steps):
     """Whose tokens are 0, 1, 2, ..."""
     return Sample(tuple(range(sum(steps))), steps)
