@@ -156,7 +156,11 @@ def accepts_everything():
 
 @pytest.mark.parametrize(
     ("broken", "num_samples"),
-    [(drafts_greedily, 16), (accepts_everything, 16), pytest.param(forgets_the_round, 64, marks=pytest.mark.slow)],
+    [
+        (accepts_everything, 16),
+        pytest.param(drafts_greedily, 16, marks=pytest.mark.slow),
+        pytest.param(forgets_the_round, 64, marks=pytest.mark.slow),
+    ],
 )
 def test_a_biased_build_fails_the_sampled_proof(checked, broken, num_samples):
     with broken():

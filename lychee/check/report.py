@@ -121,10 +121,10 @@ def advice(plan: Plan, results: Results, num_drafted: int) -> Iterator[str]:
             )
         else:
             refused = 1 - drafting.accepted / drafting.drafted
-            more = "more --samples" if name == "sampled" else "more --max-tokens"
+            more = "more --samples" if name == "sampled" else "more --max-tokens, more prompts (--prompt-file)"
             why = (
-                f"{refused:.0%} of {drafting.drafted} drafted tokens were refused; give {more}, more prompts "
-                "(--prompt-file), or a higher --temperature, at which more are"
+                f"{refused:.0%} of {drafting.drafted} drafted tokens were refused; give {more}, or a higher "
+                "--temperature, at which more are"
             )
         yield f"{name}: {why}"
 
