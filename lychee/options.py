@@ -46,6 +46,11 @@ def add_speculative_config(p: argparse.ArgumentParser) -> None:
     p.add_argument("--speculative-config", metavar="JSON", help="fields of SpeculativeConfig as a JSON object")
 
 
+def add_room(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
+    p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
+
+
 def add_loading(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     p.add_argument(

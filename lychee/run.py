@@ -29,6 +29,7 @@ from .options import (
     add_lengths,
     add_loading,
     add_models,
+    add_room,
     add_speculative_config,
     check_writable,
     exit_code,
@@ -80,9 +81,8 @@ def parser() -> argparse.ArgumentParser:
         "--compare", action="store_true", help="native against speculative, alternated; implies --ignore-eos"
     )
     p.add_argument("--batch-size", type=int, metavar="N", help="prompts run together (default all; 1 with --compare)")
-    p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
+    add_room(p)
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
-    p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
     p.add_argument(
         "--trace", type=Path, metavar="FILE.json", help="write when rounds and their phases ran, for Perfetto"

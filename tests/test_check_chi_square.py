@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lychee.check.chi_square import IMPOSSIBLE, LEAST_EXPECTED, ChiSquare, Counts, pearson
+from lychee.check.chi_square import IMPOSSIBLE, LEAST_EXPECTED, ChiSquare, Counts, Drift, pearson
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 40, 500])
@@ -41,28 +41,30 @@ def test_rare_tokens_share_a_cell_or_join_the_rarest_that_is_not():
     assert (certain.statistic, certain.freedom) == (0.0, 0)
 
 
+def of_law(seen, law):
+    return Counts.of(torch.arange(len(seen)).repeat_interleave(seen), law.expand(int(seen.sum()), -1))
+
+
 def test_counts_from_one_law_are_pearsons():
     law, seen = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), torch.tensor([240, 480, 280])
-    found = Counts.of(seen, law).test()
+    found = of_law(seen, law).test()
     assert found.freedom == 2
     assert found.statistic == pytest.approx(pearson(seen, law).statistic)
 
 
 def test_counts_that_cannot_vary_are_no_evidence():
     assert Counts.none(6).test() == ChiSquare()
-    assert Counts.of(torch.tensor([0, 500]), torch.tensor([0.0, 1.0], dtype=torch.float64)).test() == ChiSquare()
+    assert of_law(torch.tensor([0, 500]), torch.tensor([0.0, 1.0], dtype=torch.float64)).test() == ChiSquare()
     law = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
-    assert Counts.of(torch.tensor([0, 260, 240]), law).test().freedom == 1
+    assert of_law(torch.tensor([0, 260, 240]), law).test().freedom == 1
 
 
 def simulated(rng, bias=0.0, num_laws=40, draws=12, num_cells=6):
     """Counts of draws from many laws, as samples of many histories give them. bias: mass moved to the last cell."""
-    total = Counts.none(num_cells)
-    for _ in range(num_laws):
-        law = rng.dirichlet(np.full(num_cells, 0.7))
-        drawn = (1 - bias) * law + bias * np.eye(num_cells)[-1]
-        total += Counts.of(torch.from_numpy(rng.multinomial(draws, drawn)), torch.from_numpy(law))
-    return total
+    laws = rng.dirichlet(np.full(num_cells, 0.7), num_laws).repeat(draws, 0)
+    drawn = (1 - bias) * laws + bias * np.eye(num_cells)[-1]
+    cells = (rng.random((len(drawn), 1)) > drawn.cumsum(1)[:, :-1]).sum(1)
+    return Counts.of(torch.from_numpy(cells), torch.from_numpy(laws))
 
 
 def test_counts_of_many_laws_give_uniform_p_values_and_see_a_bias():
@@ -81,3 +83,28 @@ def test_pearson_gives_uniform_p_values_where_tokens_are_many_and_mostly_rare():
     assert (probs * 600 >= LEAST_EXPECTED).sum() > 5
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
     assert math.isfinite(min(p_values))
+
+
+def drifting(rng, persistence=0.0):
+    """Terms of 60 samples of 40 tokens, each weighted by the sum of those before it; what they do may persist."""
+    favours = rng.random(60)[:, None] if persistence else 0.5
+    chances = rng.uniform(0.2, 0.8, (60, 40))
+    hits = rng.random((60, 40)) < (1 - persistence) * chances + persistence * favours
+    excess = hits - chances
+    before = np.cumsum(excess, 1) - excess
+    terms, variances = before * excess, before**2 * chances * (1 - chances)
+    return Drift.of(torch.from_numpy(terms), torch.from_numpy(variances))
+
+
+def test_a_drift_gives_uniform_p_values_and_sees_what_persists():
+    rng = np.random.default_rng(2)
+    p_values = [drifting(rng).test().p_value for _ in range(400)]
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert all((drifting(rng, 0.5) + drifting(rng, 0.5)).test().p_value < 1e-3 for _ in range(10))
+
+
+def test_a_drift_of_nothing_or_of_one_large_term_is_no_evidence():
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert Drift.of(empty, empty).test() == ChiSquare()
+    assert Drift(3.0, 5.0, 1.0).test() == ChiSquare()
+    assert Drift(3.0, 10.0, 1.0).test() == ChiSquare(0.9, 1)

@@ -1,9 +1,12 @@
 """What `lychee check` samples and what it measures them by."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from lychee.check.samples import LENGTH, PER_REQUEST, Place, draw, places, starts
+from lychee.check.sampled import SampleProof, num_requests
+from lychee.check.samples import LENGTH, PER_REQUEST, Place, Sample, draw, starts
 from lychee.check.subject import Subject
 from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
@@ -34,17 +37,21 @@ def test_a_models_probabilities_are_those_that_native_decoding_reports(subject, 
         tokens, reported = output.outputs[0].token_ids, output.outputs[0].logprobs
         (seq,) = subject.sequences(prompt, SamplingParams(temperature=1.0), "coupled")
         free = subject.native.scheduler.pool.num_free
-        found = subject.target.log_probs(seq, [tokens[:5], (), tokens[:2]])
+        found = [*subject.target.log_probs(seq, [tokens[:5], (7,) * 5])]
         assert subject.native.scheduler.pool.num_free == free
-        for row, step in zip(found, (5, 0, 2), strict=True):
-            expected = torch.tensor([reported[step].top[token] for token in range(subject.llm.vocab)])
-            assert torch.allclose(row, expected, atol=1e-5)
+        for rows, step in zip(found, reported, strict=True):
+            expected = torch.tensor([step.top[token] for token in range(subject.llm.vocab)])
+            assert torch.allclose(rows[0], expected, atol=1e-5)
+        assert torch.equal(found[0][0], found[0][1])
+        assert not torch.allclose(found[-1][0], found[-1][1], atol=1e-3)
 
 
 def test_the_draft_reads_in_its_own_cache(subject, prompts):
     (seq,) = subject.sequences(prompts[0], PARAMS, "coupled")
-    mine, its = (reader.log_probs(seq, [(), (7,)]) for reader in (subject.target, subject.draft))
-    alone = Subject(LLM(model_dir("near"), model_dir("near"), device=DEVICE)).target.log_probs(seq, [(), (7,)])
+    mine, its = (torch.cat([*reader.log_probs(seq, [(7,)])]) for reader in (subject.target, subject.draft))
+    alone = torch.cat(
+        [*Subject(LLM(model_dir("near"), model_dir("near"), device=DEVICE)).target.log_probs(seq, [(7,)])]
+    )
     assert torch.allclose(its, alone, atol=1e-5)
     assert not torch.allclose(mine, its, atol=1e-3)
 
@@ -58,33 +65,58 @@ def test_samples_start_one_token_past_a_block_on_the_greedy_path(subject, prompt
 
 
 def test_prompts_without_room_are_left_out_or_refused(subject, prompts):
-    long = tuple([9] * (subject.llm.max_model_len - 8))
+    long = tuple([9] * (subject.llm.max_model_len - 20))
     assert len(starts(subject, [prompts[0], long])) == 1
-    with pytest.raises(ParameterError, match="must leave room for"):
+    with pytest.raises(ParameterError, match="prompts have 236 tokens or more; samples need prompts of at most 200"):
         starts(subject, [long])
 
 
 def test_a_sample_says_where_its_tokens_were_drawn(subject, prompts):
-    samples = draw(subject, prompts[0], PARAMS, 40)
+    params = replace(PARAMS, n=40)
+    samples = draw(subject, prompts[0], params)
     assert len(samples) == 40
     for sample in samples:
         assert len(sample.tokens) == len(sample.places) == LENGTH
         assert sample.places[:2] == (Place.PREFILL, Place.FIRST_ROUND)
     assert {place for sample in samples for place in sample.places} == set(Place)
-    assert samples == draw(subject, prompts[0], PARAMS, 40)
+    assert samples == draw(subject, prompts[0], params)
     assert subject.engine.idle
 
 
-def test_more_samples_than_a_request_has_take_the_next_seed(subject, prompts):
-    samples = draw(subject, prompts[0], PARAMS, PER_REQUEST + 10)
-    following = SamplingParams(temperature=0.9, seed=PARAMS.seed + 1)
-    assert samples[PER_REQUEST:] == draw(subject, prompts[0], following, 10)
+def test_samples_are_drawn_prompt_after_prompt_and_no_two_requests_share_a_seed(subject, prompts):
+    proof = SampleProof(subject, (prompts[0], prompts[1]), PARAMS, PER_REQUEST + 10)
+    asked = [(prompt, params.n, params.seed - PARAMS.seed) for prompt, params in proof._requests()]
+    assert asked == [(prompts[i % 2], (PER_REQUEST, 10)[i // 2], i) for i in range(4)]
+    assert len(asked) == num_requests(2, PER_REQUEST + 10)
+
+
+def test_the_same_seed_finds_the_same(subject, prompts):
+    first, again, other = (
+        SampleProof(subject, (prompts[0],), replace(PARAMS, seed=seed), 16).run(lambda: None) for seed in (5, 5, 6)
+    )
+    assert first.evidence.tests == again.evidence.tests != other.evidence.tests
+
+
+def sample(*steps):
+    """Whose tokens are 0, 1, 2, ..."""
+    return Sample(tuple(range(sum(steps))), steps)
 
 
 def test_places_follow_what_each_step_emitted():
     prefill, first, inside, refused, accepted = Place
-    assert places([1, 1, 1, 3, 2]) == (prefill, first, refused, refused, inside, inside, accepted, inside)
-    assert places([1, 4, 1]) == (prefill, first, inside, inside, inside, accepted)
+    found = sample(1, 1, 1, 3, 2)
+    assert found.places == (prefill, first, refused, refused, inside, inside, accepted, inside)
+    assert found.rounds == (0, 1, 2, 3, 3, 3, 4, 4)
+    assert sample(1, 4, 1).places == (prefill, first, inside, inside, inside, accepted)
+    assert Sample((0, 1, 2), (1, 1, 3)).places == (prefill, first, refused)
+
+
+def test_a_tokens_candidates_ended_earlier_rounds_as_deep():
+    nothing = frozenset()
+    found = sample(1, 1, 2, 1, 2)
+    assert found.candidates == (nothing, nothing, {1}, nothing, {1}, {1, 4}, {3})
+    cut = Sample((0, 1, 2), (1, 2, 3))
+    assert cut.candidates == (nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize("verify", ["auto", "coupled", "rejection"])

@@ -69,10 +69,11 @@ class Counts:
         return Counts(zeros, zeros, zeros.diag())
 
     @staticmethod
-    def of(seen: Tensor, law: Tensor) -> Counts:
-        """Of draws from one law, [num_cells]."""
-        num_draws = seen.sum()
-        return Counts(seen.double(), num_draws * law, num_draws * (law.diag() - law.outer(law)))
+    def of(drawn: Tensor, laws: Tensor) -> Counts:
+        """Of the cells drawn, [num_draws], each from a law of its own, [num_draws, num_cells] float64."""
+        expected = laws.sum(0)
+        seen = drawn.bincount(minlength=len(expected)).double()
+        return Counts(seen, expected, expected.diag() - laws.T @ laws)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.seen + other.seen, self.expected + other.expected, self.covariance + other.covariance)
@@ -96,3 +97,29 @@ class Counts:
         sums = torch.eye(num_cells, dtype=torch.float64)
         sums = torch.cat([sums[:cell], sums[cell : cell + 2].sum(0, keepdim=True), sums[cell + 2 :]])
         return Counts(sums @ self.seen, sums @ self.expected, sums @ self.covariance @ sums.T)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A sum of terms whose mean is zero, whatever the terms before were. variance: the sum of theirs."""
+
+    total: float = 0.0
+    variance: float = 0.0
+    largest: float = 0.0  # term, less its sign
+
+    @staticmethod
+    def of(terms: Tensor, variances: Tensor) -> Drift:
+        """Of terms and what each varied by when those before it were known; both of any one shape, float64."""
+        if not terms.numel():
+            return Drift()
+        return Drift(float(terms.sum()), float(variances.sum()), float(terms.abs().max()))
+
+    def __add__(self, other: Drift) -> Drift:
+        largest = max(self.largest, other.largest)
+        return Drift(self.total + other.total, self.variance + other.variance, largest)
+
+    def test(self) -> ChiSquare:
+        """Normal, no term being large beside the whole; no evidence while one is."""
+        if self.variance == 0 or self.variance < LEAST_EXPECTED * self.largest**2:
+            return ChiSquare()
+        return ChiSquare(self.total**2 / self.variance, 1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..runtime.sampling_params import SamplingParams
 from .controls import OF_SAMPLES, UNVERIFIED, Control, broken
-from .sampled import SIGNIFICANCE, Sampled, SampleProof
+from .sampled import SIGNIFICANCE, Sampled, SampleProof, num_requests
 from .subject import Subject, Tokens
 from .tokens import Equality, TokenProof
 
+T = TypeVar("T")
 NUM_SEEDS = 3
 NUM_STARTS = 6  # prompts that samples start from
 
@@ -39,6 +41,11 @@ class Plan:
         return self.prompts[:: -(-len(self.prompts) // NUM_STARTS)]
 
 
+def num_seeds(num_prompts: int, num_samples: int) -> int:
+    """How many consecutive seeds a check uses, at most."""
+    return max(NUM_SEEDS, num_requests(min(NUM_STARTS, num_prompts), num_samples))
+
+
 @dataclass(frozen=True)
 class Tried:
     """A control, the proof that was to catch it, and what that found."""
@@ -55,11 +62,22 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Drafting:
+    """What a proof's sound runs drafted: tokens on first-drawn paths, and how many of them were accepted."""
+
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class Results:
+    """drafting: by the proof's name."""
+
     greedy: Equality
     coupled: Equality
     sampled: Sampled
     controls: tuple[Tried, ...]
+    drafting: dict[str, Drafting]
 
     @property
     def lossless(self) -> bool:
@@ -71,19 +89,27 @@ class Results:
 
 
 def num_steps(plan: Plan) -> int:
-    """How often `prove` calls `on_step`."""
-    return 2 + len(plan.sampled) + 2 + len(OF_SAMPLES)
+    """How often `prove` calls `on_step`, at most: prompts without room for samples have no steps."""
+    return 2 + num_requests(len(plan.sampled), plan.num_samples) + 2 + len(OF_SAMPLES)
 
 
 def prove(subject: Subject, plan: Plan, on_step: Callable[[], object]) -> Results:
+    drafting = {}
+
+    def counted(name: str, run: Callable[[], T]) -> T:
+        subject.llm.reset_metrics()
+        found, metrics = run(), subject.llm.metrics()
+        drafting[name] = Drafting(metrics.drafted, metrics.accepted)
+        return found
+
     greedy = TokenProof.of(subject, plan.prompts, (plan.greedy,))
     coupled = TokenProof.of(subject, plan.prompts, plan.seeded)
-    same_greedy = greedy.run()
+    same_greedy = counted("greedy", greedy.run)
     on_step()
-    same_coupled = coupled.run()
+    same_coupled = counted("coupled", coupled.run)
     on_step()
     samples = SampleProof.of(subject, plan.sampled, plan.sampling, plan.num_samples)
-    sampled = samples.run(on_step)
+    sampled = counted("sampled", lambda: samples.run(on_step))
     tried = []
     for name, proof in (("greedy", greedy), ("coupled", coupled)):
         with broken(subject.engine, UNVERIFIED):
@@ -93,4 +119,4 @@ def prove(subject: Subject, plan: Plan, on_step: Callable[[], object]) -> Result
         with broken(subject.engine, control):
             tried.append(Tried(control, "sampled", samples.catch()))
         on_step()
-    return Results(same_greedy, same_coupled, sampled, tuple(tried))
+    return Results(same_greedy, same_coupled, sampled, tuple(tried), drafting)

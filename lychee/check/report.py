@@ -17,6 +17,7 @@ from .samples import LENGTH
 from .tokens import Difference, Equality
 
 SHOWN = 5  # differences of a proof that are listed
+LEAST_TOKENS = 3  # the prefill's token, one that may be drafted, and one after it: fewer, and no round drafts
 
 
 def table(plan: Plan, results: Results) -> Table:
@@ -60,7 +61,7 @@ def _equality(found: Equality, what: str) -> str:
 
 def _sampled(found: Sampled, sampling: str) -> str:
     return (
-        f"{counted(found.num_prompts, 'prompt')}, {found.num_samples} samples of {LENGTH} tokens each, {sampling}: "
+        f"{found.num_samples} samples of {LENGTH} tokens after {counted(found.num_prompts, 'prompt')}, {sampling}: "
         f"against native decoding's exact probabilities: p = {found.p_value:.2g}, fails below {SIGNIFICANCE:g}"
     )
 
@@ -68,7 +69,7 @@ def _sampled(found: Sampled, sampling: str) -> str:
 def _tried(tried: Tried) -> str:
     what, found = f"{tried.control.what}: {tried.proof}", tried.found
     if isinstance(found, Sampled):
-        return f"{what} has p = {found.p_value:.2g} after {found.num_prompts} of the prompts"
+        return f"{what} has p = {found.p_value:.2g} after {found.num_samples} samples"
     if not found.differences:
         return f"{what} finds no difference"
     first = found.differences[0]
@@ -103,6 +104,32 @@ def _chi_square(found: ChiSquare) -> str:
     return f"chi-square {found.statistic:.0f} at {found.freedom} degrees of freedom, p = {found.p_value:.2g}"
 
 
+def advice(plan: Plan, results: Results, num_drafted: int) -> Iterator[str]:
+    """For each proof that did not catch a control, what would let it. num_drafted: most tokens drafted in a round."""
+    if num_drafted == 0:
+        yield "nothing can be caught where nothing is drafted: give --num-speculative-tokens or --max-draft-len above 0"
+        return
+    for name in dict.fromkeys(tried.proof for tried in results.controls if not tried.caught):
+        drafting = results.drafting[name]
+        if not drafting.drafted and name != "sampled" and plan.sampling.max_tokens < LEAST_TOKENS:
+            why = f"--max-tokens {plan.sampling.max_tokens} leaves no round to draft in: give {LEAST_TOKENS} or more"
+        elif not drafting.drafted:
+            why = "nothing was drafted: prompts must leave the draft room for more tokens in its context"
+        elif drafting.drafted == drafting.accepted:
+            why = (
+                f"all {drafting.drafted} drafted tokens were accepted, as of a draft that is the target, and no fault "
+                "in refusing can show: give another --draft-model, or one rounded otherwise (--draft-quant int4)"
+            )
+        else:
+            refused = 1 - drafting.accepted / drafting.drafted
+            more = "more --samples" if name == "sampled" else "more --max-tokens, more prompts (--prompt-file)"
+            why = (
+                f"{refused:.0%} of {drafting.drafted} drafted tokens were refused; give {more}, or a higher "
+                "--temperature, at which more are"
+            )
+        yield f"{name}: {why}"
+
+
 def summary(results: Results, lossy: bool, seconds: float) -> str:
     """The last line."""
     caught = sum(tried.caught for tried in results.controls)
@@ -112,17 +139,16 @@ def summary(results: Results, lossy: bool, seconds: float) -> str:
         why = "; fallback_sampling is false, which is lossy" if lossy else ""
         return f"NOT LOSSLESS: {', '.join(names)} failed{why}; {controls}; {seconds:.0f} s"
     if not results.powerful:
-        return (
-            f"NO POWER: the proofs passed, but {controls}, so they would not see every fault here; give more "
-            f"--samples, more prompts, or sampling at which the draft is refused more often; {seconds:.0f} s"
-        )
+        return f"NO POWER: the proofs passed, but {controls}, so they would not see every fault here; {seconds:.0f} s"
     return (
         f"passed: 3 of 3 proofs, {controls}; {seconds:.0f} s. Of seeds, {SIGNIFICANCE:.1%} fail the sampled proof of a "
         "lossless pair"
     )
 
 
-def as_json(plan: Plan, results: Results, config: dict[str, Any], seconds: float) -> dict[str, Any]:
+def as_json(plan: Plan, results: Results, subject: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """subject: what was checked, under its own names."""
+
     def of(found: Equality | Sampled) -> dict[str, Any]:
         if isinstance(found, Equality):
             differences = [{**asdict(d), "near_tie": d.near_tie} for d in found.differences]
@@ -140,13 +166,17 @@ def as_json(plan: Plan, results: Results, config: dict[str, Any], seconds: float
 
     return {
         "passed": results.lossless and results.powerful,
-        "speculative_config": config,
+        **subject,
         "sampling": {name: getattr(plan.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
         "num_prompts": len(plan.prompts),
         "max_tokens": plan.sampling.max_tokens,
         "significance": SIGNIFICANCE,
         "proofs": {
-            name: {"passed": getattr(results, name).passed, **of(getattr(results, name))}
+            name: {
+                "passed": getattr(results, name).passed,
+                **asdict(results.drafting[name]),
+                **of(getattr(results, name)),
+            }
             for name in ("greedy", "coupled", "sampled")
         },
         "controls": [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 from ..runtime.checks import ParameterError
 from ..runtime.sampling_params import SamplingParams
 from .subject import Subject, Tokens
 
-LENGTH = 6  # tokens kept of each sample: the prefill's, then those of about two rounds
-PER_REQUEST = 256  # samples that run together and share a prompt's blocks
+LENGTH = 48  # tokens kept of each sample: the prefill's, then those of some rounds, so that these can be compared
+PER_REQUEST = 64  # samples that run together and share a prompt's blocks
 
 
 class Place(Enum):
@@ -26,10 +27,38 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Sample:
-    """The first tokens of a completion."""
+    """The first LENGTH tokens of a completion. steps: how many tokens the prefill and then each round emitted."""
 
     tokens: Tokens
-    places: tuple[Place, ...]
+    steps: tuple[int, ...]
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        found: list[Place] = []
+        for step, count in enumerate(self.steps):
+            place = Place.AFTER_REFUSAL if step and self.steps[step - 1] == 1 else Place.AFTER_ACCEPTANCE
+            if step < 2:
+                place = (Place.PREFILL, Place.FIRST_ROUND)[step]
+            found += [place] + [Place.INSIDE] * (count - 1)
+        return tuple(found[: len(self.tokens)])
+
+    @cached_property
+    def rounds(self) -> tuple[int, ...]:
+        """Of each token, the number of its round; 0 is the prefill."""
+        found = (number for number, count in enumerate(self.steps) for _ in range(count))
+        return tuple(found)[: len(self.tokens)]
+
+    @cached_property
+    def candidates(self) -> tuple[frozenset[int], ...]:
+        """Of each token, those that ended earlier rounds as deep in them as it lies in its own."""
+        ends: dict[int, frozenset[int]] = {}
+        found: list[frozenset[int]] = []
+        for step, count in enumerate(self.steps):
+            begin = len(found)
+            found += [ends.get(depth, frozenset()) if step else frozenset() for depth in range(count)]
+            if step and begin + count <= len(self.tokens):
+                ends[count - 1] = ends.get(count - 1, frozenset()) | {self.tokens[begin + count - 1]}
+        return tuple(found[: len(self.tokens)])
 
 
 def starts(subject: Subject, prompts: Seq[Tokens]) -> list[Tokens]:
@@ -49,31 +78,16 @@ def starts(subject: Subject, prompts: Seq[Tokens]) -> list[Tokens]:
         elif len(prompt) <= limit:
             found.append(prompt)
     if not found:
-        longest = max(map(len, prompts))
-        raise ParameterError(f"prompts have up to {longest} tokens, must leave room for {spare} in both models")
+        shortest = min(map(len, prompts))
+        raise ParameterError(
+            f"prompts have {shortest} tokens or more; samples need prompts of at most {max(limit, 0)}, which leaves "
+            f"room for {spare} more tokens in both models' contexts"
+        )
     return found
 
 
-def draw(subject: Subject, prompt: Tokens, params: SamplingParams, num_samples: int) -> list[Sample]:
-    """Samples of speculative decoding. `params.seed` is that of the first PER_REQUEST; those after have the next."""
-    assert params.seed is not None
-    samples: list[Sample] = []
-    for seed in range(params.seed, params.seed + num_requests(num_samples)):
-        n = min(PER_REQUEST, num_samples - len(samples))
-        samples += _of_request(subject, prompt, replace(params, n=n, seed=seed))
-    return samples
-
-
-def num_requests(num_samples: int) -> int:
-    return -(-num_samples // PER_REQUEST)
-
-
-def _max_tokens(subject: Subject) -> int:
-    """So many that no round is cut before a sample has all its tokens, or while others wait to share its blocks."""
-    return LENGTH + 2 * (1 + max(shape.depth for shape in subject.engine.shapes))
-
-
-def _of_request(subject: Subject, prompt: Tokens, params: SamplingParams) -> list[Sample]:
+def draw(subject: Subject, prompt: Tokens, params: SamplingParams) -> list[Sample]:
+    """`params.n` samples of speculative decoding, which run together."""
     engine = subject.engine
     params = replace(params, max_tokens=_max_tokens(subject), ignore_eos=True)
     seqs = subject.sequences(prompt, params, subject.rejection)
@@ -87,15 +101,9 @@ def _of_request(subject: Subject, prompt: Tokens, params: SamplingParams) -> lis
             for seq in seqs:
                 if seq.num_emitted >= LENGTH:
                     engine.abort(seq)
-    return [Sample(tuple(s.emitted[:LENGTH]), places(n)[:LENGTH]) for s, n in zip(seqs, emitted, strict=True)]
+    return [Sample(tuple(seq.emitted[:LENGTH]), tuple(steps)) for seq, steps in zip(seqs, emitted, strict=True)]
 
 
-def places(emitted: Seq[int]) -> tuple[Place, ...]:
-    """Of each token, where the prefill and then each round emitted so many."""
-    found: list[Place] = []
-    for step, count in enumerate(emitted):
-        place = Place.AFTER_REFUSAL if step and emitted[step - 1] == 1 else Place.AFTER_ACCEPTANCE
-        if step < 2:
-            place = (Place.PREFILL, Place.FIRST_ROUND)[step]
-        found += [place] + [Place.INSIDE] * (count - 1)
-    return tuple(found)
+def _max_tokens(subject: Subject) -> int:
+    """So many that no round is cut before a sample has all its tokens, or while others wait to share its blocks."""
+    return LENGTH + 2 * (1 + max(shape.depth for shape in subject.engine.shapes))

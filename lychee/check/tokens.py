@@ -104,7 +104,7 @@ class TokenProof:
     def _scores(self, number: int, params: SamplingParams, path: Tokens) -> Tensor:
         """[vocab]: what native decoding takes the largest of after the prompt and `path`."""
         (seq,) = self.subject.sequences(self.prompts[number], params, "coupled")
-        log_probs = self.subject.target.log_probs(seq, [path])
+        *_, log_probs = self.subject.target.log_probs(seq, [path])
         if params.greedy:
             return log_probs[0]
         position, zero = torch.tensor([seq.num_prompt + len(path)]), torch.tensor([0])
