@@ -1,0 +1,65 @@
+"""Costs follow what rounds take: by rows where they were run, in proportion where they were not, outliers left out."""
+
+import pytest
+
+from lychee.runtime.cost_table import CostTable, Curve
+from lychee.runtime.measure import line
+from lychee.runtime.round_times import KEPT, LEAST, RoundTimes
+from lychee.runtime.tree import ProposedTree, TreeShape
+
+BASE = CostTable(Curve(((1, 4.0), (4, 5.0), (8, 9.0))), Curve(((1, 0.5), (4, 0.8))), 0.2, 1.0)
+
+
+def drafted(length, levels=None):
+    levels = length if levels is None else levels
+    tokens = [5] * (levels + 1) + [-1] * (length - levels)
+    return (ProposedTree(TreeShape.chain(length), tuple(tokens), levels),)
+
+
+def test_without_rounds_the_table_is_the_one_that_was_measured():
+    assert RoundTimes(BASE).table() == BASE
+
+
+def test_a_round_that_came_often_costs_what_it_took_and_others_are_scaled_alike():
+    times = RoundTimes(BASE)
+    for _ in range(LEAST):
+        times.add(drafted(3), 2 * (1.0 + 3 * 0.5), 15.0)
+    table = times.table()
+    assert table.verify(4) == pytest.approx(15.0)
+    assert table.verify(8) == pytest.approx(27.0)
+    assert (table.drafting, table.draft(1)) == pytest.approx((2.0, 1.0))
+    assert table.overhead == BASE.overhead
+
+
+def test_few_rounds_and_rounds_in_which_a_program_was_made_change_nothing():
+    times = RoundTimes(BASE)
+    for _ in range(LEAST - 1):
+        times.add(drafted(7), 100.0, 100.0)
+    assert times.table() == BASE
+    for _ in range(KEPT):
+        times.add(drafted(7), 1.0 + 7 * 0.5, 9.0)
+    for _ in range(KEPT // 3):
+        times.add(drafted(7), 500.0, 500.0)
+    assert times.table().verify(8) == pytest.approx(9.0)
+    assert times.table().draft(1) == pytest.approx(0.5)
+
+
+def test_what_was_not_drafted_is_not_counted():
+    times = RoundTimes(BASE)
+    for _ in range(LEAST):
+        times.add(drafted(7, levels=3), 1.0 + 3 * 0.5, 10.0)
+    assert times.table().verify(4) == pytest.approx(10.0)
+    assert times.table().draft(1) == pytest.approx(0.5)
+
+
+def test_native_rounds_say_nothing_of_drafting():
+    times = RoundTimes(BASE)
+    for _ in range(LEAST):
+        times.add(drafted(0), 0.0, 8.0)
+    assert times.table().verify(1) == pytest.approx(8.0)
+    assert times.table().drafting == BASE.drafting
+
+
+def test_a_chain_s_drafting_is_a_beginning_and_levels():
+    assert line([(1, 1.5), (3, 2.5), (7, 4.5)]) == pytest.approx((1.0, 0.5))
+    assert line([(1, 1.0)]) == (0.5, 0.5)
