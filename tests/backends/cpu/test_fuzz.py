@@ -104,7 +104,7 @@ def test_drawn_programs_use_what_the_fuzzer_is_for() -> None:
     aliased = 0
 
     @seed(1)
-    @settings(max_examples=600, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=1200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(programs())
     def draw(program: Program) -> None:
         nonlocal aliased
