@@ -32,7 +32,7 @@ def found_rate(llm, prompts, dial, max_tokens):
     return landed(engine.metrics)
 
 
-@pytest.mark.parametrize("dial", [0.5, 0.8])
+@pytest.mark.parametrize("dial", [0.5, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_acceptance_of_the_packaged_pair_lands_within_two_hundredths_of_the_dial(dial):
     prompts = [prompt for kind in demo.prompts().values() for prompt in kind]
     assert found_rate(LLM(demo.TARGET, demo.DRAFT), prompts, dial, 128) == pytest.approx(dial, abs=0.02)

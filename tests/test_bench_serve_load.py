@@ -5,9 +5,8 @@ import pytest
 from bench import serve_load
 
 
-@pytest.mark.parametrize(
-    ("clients", "seconds"), [(8, 2), pytest.param(200, 180, marks=pytest.mark.slow)], ids=["small", "large"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "seconds"), [(8, 2), (200, 180)], ids=["small", "large"])
 def test_load_loses_no_token_and_keeps_nothing(clients, seconds):
     found = serve_load.run(clients, seconds, prompts=4 if clients < 50 else 30)
     assert serve_load.sound(found) == []

@@ -47,6 +47,7 @@ def test_a_client_that_goes_away_ends_its_request(stream):
         assert b'finished_reason="abort",model_name="lychee-demo"} 4.0' in running.service.metrics.text()
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_cut_off_and_holds_nothing_meanwhile():
     """Logprobs make answers large: megabytes, where a socket's buffers hold some hundred kilobytes."""
     body = LONG | {"stream": True, "n": 3, "logprobs": 20}
