@@ -125,8 +125,8 @@ def test_noise_that_depends_on_the_place_in_a_batch_fails_coupled_in_the_batch_a
 def drafts_greedily():
     propose = ModelDrafter.propose
 
-    def greedily(self, batch, shapes):
-        return propose(self, replace(batch, greedy=np.ones_like(batch.greedy)), shapes)
+    def greedily(self, batch, shapes, goes_on=None):
+        return propose(self, replace(batch, greedy=np.ones_like(batch.greedy)), shapes, goes_on)
 
     return patch.object(ModelDrafter, "propose", greedily)
 

@@ -30,12 +30,13 @@ def test_programs_are_read_back_from_their_texts(model):
     compiled = CompiledLlama(*model)
     names = constant_names(*model)
     plan = DraftPlan.of((TreeShape.widths((2, 2)), TreeShape.chain(3)))
-    loop = DraftLoop(*model, VOCAB)
+    whole, loop = plan.segment(0, len(plan.levels)), DraftLoop(*model, VOCAB)
     programs = [
         compiled.every_row,
         compiled.some_rows,
-        loop.program(plan.key, True),
-        loop.program(plan.key, False),
+        loop.program(whole.key, 0, True, False, False),
+        loop.program(whole.key, 0, False, True, False),
+        loop.program(plan.segment(1, 2).key, 1, True, True, True),
         Verifier(compiled, VOCAB, Rule()).program,
     ]
     for program in programs:

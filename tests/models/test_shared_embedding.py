@@ -112,9 +112,9 @@ def test_no_token_without_an_output_is_proposed(quant, params, monkeypatch):
     drafter = llm.engine().drafter
     propose = type(drafter).propose
 
-    def recorded(batch, shapes):
-        made = propose(drafter, batch, shapes)
-        proposed.extend(token for tree in made.trees for token in tree.tokens[1:])
+    def recorded(batch, shapes, goes_on):
+        made = propose(drafter, batch, shapes, goes_on)
+        proposed.extend(token for tree in made.trees for token in tree.tokens[1:] if token >= 0)
         return made
 
     monkeypatch.setattr(drafter, "propose", recorded)
