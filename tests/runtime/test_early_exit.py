@@ -75,7 +75,7 @@ def test_a_grown_tree_keeps_its_nodes_and_its_trunk_comes_first():
 
 def test_where_a_question_costs_many_levels_fewer_are_asked():
     dear = CostTable(FLAT.verify, FLAT.draft, drafting=2.0)
-    cheap = CostTable(FLAT.verify, FLAT.draft, drafting=0.05)
+    cheap = CostTable(FLAT.verify, FLAT.draft, drafting=0.1)
     assert levels_between(dear) == 20 * levels_between(cheap)
 
 
