@@ -93,7 +93,7 @@ def stopping(parents, depth, goes_on):
     return edit
 
 
-STOPPED = ["2, then 1 each", "2, then 2 each", "3 deep, 2 at the root and below"]
+STOPPED = ["2, then 1 each", pytest.param("2, then 2 each", marks=pytest.mark.slow), "3 deep, 2 at the root and below"]
 
 
 @by_both
