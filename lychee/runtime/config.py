@@ -26,8 +26,8 @@ class SpeculativeConfig:
 
     max_draft_len: most tokens drafted in a round, 0 to 32 (default 16); 0 decodes natively. Of children by depth it is
         the depth.
-    adaptive (alias adaptive_max_draft_len): choose a chain's length per request and round from its recent acceptance;
-        otherwise it is fixed.
+    adaptive (alias adaptive_max_draft_len): choose the length per request and round from its recent acceptance, the
+        default; otherwise it is fixed.
     num_speculative_tokens: a fixed length; the same as max_draft_len=k with adaptive=False.
     acceptance_threshold: a chain's adaptive length shrinks while the acceptance rate of recent rounds is below this
         (default 0.4).
@@ -36,10 +36,9 @@ class SpeculativeConfig:
     verify: `rejection` and `traversal` keep the distribution; `coupled` draws draft and target with the request's own
         noise, so a seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, traversal for
         others. At temperature 0 all are greedy.
-    tree: `auto`, the default, plans chains, trees or none, whichever emits most per millisecond by the measured costs
-        of rounds and each request's acceptance, and stops drafting where the rest would not pay; `chain`, the default
-        with `num_speculative_tokens`, `adaptive` or `acceptance_threshold`, drafts one token after another; children by
-        depth, as in "4,2,2", draft that tree in every round.
+    tree: `chain` drafts one token after another; children by depth, as in "4,2,2", draft that tree in every round; and
+        `auto` plans chains, trees or none, whichever emits most per millisecond by the measured costs of rounds and
+        each request's acceptance, and stops drafting where the rest would not pay.
     node_budget: most nodes drafted in a round of a tree, 1 to 64 (default 64, with `auto` 32).
     """
 
@@ -49,7 +48,7 @@ class SpeculativeConfig:
     acceptance_threshold: float = NOT_GIVEN
     fallback_sampling: bool = True
     verify: Verify = "auto"
-    tree: str = NOT_GIVEN
+    tree: str = "chain"
     node_budget: int | None = None
     adaptive_max_draft_len: InitVar[bool | None] = None
 
@@ -59,9 +58,6 @@ class SpeculativeConfig:
             if self.adaptive not in (None, adaptive_max_draft_len):
                 raise refuse("adaptive", self.adaptive, "left out where its alias adaptive_max_draft_len is given")
             object.__setattr__(self, "adaptive", adaptive_max_draft_len)
-        if self.tree is NOT_GIVEN:
-            of_chains = {self.num_speculative_tokens, self.adaptive, self.acceptance_threshold} - {NOT_GIVEN}
-            object.__setattr__(self, "tree", "chain" if of_chains else "auto")
         self._check_values()
         self._check_lengths()
         self._check_uses()

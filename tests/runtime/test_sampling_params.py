@@ -67,7 +67,7 @@ def test_a_stop_string_alone_is_one_stop():
         ("max_draft_len", -1), ("max_draft_len", 33), ("num_speculative_tokens", 33), ("acceptance_threshold", 1.5),
         ("adaptive", "yes"), ("adaptive", 1), ("adaptive_max_draft_len", "no"), ("fallback_sampling", None),
         ("verify", "always"), ("max_draft_len", True), ("num_speculative_tokens", False), ("node_budget", True),
-        ("tree", 4), ("tree", ["4"]),
+        ("tree", None), ("tree", ["4"]),
     ],
 )  # fmt: skip
 def test_a_speculative_value_that_is_not_allowed_is_refused_by_name(name, value):
@@ -162,19 +162,11 @@ def test_fields_that_agree_are_kept_and_survive_replace(given):
 
 
 def test_defaults_are_filled_in_where_they_are_used():
-    chain, tree = SpeculativeConfig(tree="chain"), SpeculativeConfig(tree="4,2")
-    assert (chain.max_draft_len, chain.adaptive, chain.acceptance_threshold) == (16, True, 0.4)
+    plain, tree = SpeculativeConfig(), SpeculativeConfig(tree="4,2")
+    assert (plain.max_draft_len, plain.adaptive, plain.acceptance_threshold) == (16, True, 0.4)
     assert (tree.max_draft_len, tree.adaptive, tree.acceptance_threshold) == (2, False, None)
-    for planned in (SpeculativeConfig(), SpeculativeConfig(tree="auto")):
-        assert (planned.tree, planned.max_draft_len, planned.adaptive, planned.acceptance_threshold) == (
-            *("auto", 16, True),
-            None,
-        )
-
-
-@pytest.mark.parametrize("given", [{"num_speculative_tokens": 3}, {"adaptive": True}, {"acceptance_threshold": 0.5}])
-def test_what_is_said_of_chains_asks_for_chains(given):
-    assert SpeculativeConfig(**given).tree == "chain"
+    planned = SpeculativeConfig(tree="auto")
+    assert (planned.max_draft_len, planned.adaptive, planned.acceptance_threshold) == (16, True, None)
 
 
 def test_a_pool_has_no_more_slots_than_their_numbers_reach():

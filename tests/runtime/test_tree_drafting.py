@@ -86,8 +86,7 @@ def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        ({}, Planned),
-        ({"tree": "chain"}, Window),
+        ({}, Window),
         ({"tree": "auto"}, Planned),
         ({"tree": "3,2"}, Fixed),
         ({"tree": "auto", "max_draft_len": 0}, Fixed),
