@@ -16,6 +16,10 @@ from .runtime.checks import ParameterError
 from .runtime.config import SpeculativeConfig, Verify
 from .runtime.llm import DTYPES, LLM
 
+SHAPES = ("max_draft_len", "num_speculative_tokens", "verify", "tree", "node_budget")
+SPECULATION = ("draft_quant", *SHAPES)
+"""Options that have no use without a draft model."""
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -64,7 +68,7 @@ def add_loading(p: argparse.ArgumentParser) -> None:
 
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
-    names = "max_draft_len", "num_speculative_tokens", "verify", "tree", "node_budget"
+    names = SHAPES
     flags = {name: getattr(args, name, None) for name in names}
     given = {name: value for name, value in flags.items() if value is not None}
     return SpeculativeConfig.from_json(args.speculative_config or "{}", **given)

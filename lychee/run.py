@@ -25,6 +25,7 @@ from tqdm import tqdm
 from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from .conversation import converse
 from .options import (
+    SPECULATION,
     Parser,
     add_lengths,
     add_loading,
@@ -48,16 +49,7 @@ from .terminal import Printer, print_comparison
 from .timeline import Timeline
 
 T = TypeVar("T")
-SPECULATION_FLAGS = (
-    "draft_model",
-    "draft_quant",
-    "max_draft_len",
-    "num_speculative_tokens",
-    "verify",
-    "tree",
-    "node_budget",
-    "speculative_config",
-)
+SPECULATION_FLAGS = ("draft_model", *SPECULATION, "speculative_config")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from .cost_table import CostTable
 from .planner import Table, expected
@@ -66,7 +65,6 @@ def grown(shape: TreeShape, levels: int, max_depth: int, node_budget: int) -> Tr
     return TreeShape((*range(-1, depth + more), *moved))
 
 
-@lru_cache(maxsize=256)
 def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTable, num_seqs: int) -> tuple[float, ...]:
     """By depth, how probably the trunk must be accepted down to there for drafting on to pay.
 

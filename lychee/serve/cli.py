@@ -13,6 +13,7 @@ from lychee.models.chat import ChatTemplate
 from lychee.models.files import ModelError, read_text
 from lychee.models.names import resolve_model
 from lychee.options import (
+    SPECULATION,
     Parser,
     add_lengths,
     add_loading,
@@ -149,15 +150,7 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
     draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if draft is None:
-        for name in (
-            "draft_quant",
-            "max_draft_len",
-            "num_speculative_tokens",
-            "verify",
-            "tree",
-            "node_budget",
-            "speculation_share",
-        ):
+        for name in (*SPECULATION, "speculation_share"):
             if getattr(args, name) is not None:
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with no --draft-model")
         if args.speculative_config is not None:

@@ -115,18 +115,24 @@ def test_an_engine_that_fails_is_said_and_the_next_request_is_answered():
         running.settled()
 
 
+def two_begun(running):
+    """Answers, and the threads that wait for them: of a long request and of a stream, both begun."""
+    answers = []
+    threads = [
+        threading.Thread(
+            target=lambda s=s: answers.append(running.ask("POST", "/v1/completions", LONG | {"stream": s}))
+        )
+        for s in (False, True)
+    ]
+    for thread in threads:
+        thread.start()
+    begun(running, 2)
+    return answers, threads
+
+
 def test_draining_refuses_new_requests_and_lets_open_ones_end():
     with serving() as running:
-        answers = []
-        threads = [
-            threading.Thread(
-                target=lambda s=s: answers.append(running.ask("POST", "/v1/completions", LONG | {"stream": s}))
-            )
-            for s in (False, True)
-        ]
-        for thread in threads:
-            thread.start()
-        begun(running, 2)
+        answers, threads = two_begun(running)
         running.server.handle_exit(15, None)
         until = time.perf_counter() + 20
         while not running.service.engine.draining:
@@ -150,16 +156,7 @@ def test_draining_refuses_new_requests_and_lets_open_ones_end():
 
 def test_what_does_not_end_in_time_is_told_so_when_the_service_ends():
     with serving(drain_s=0.0) as running:
-        answers = []
-        threads = [
-            threading.Thread(
-                target=lambda s=s: answers.append(running.ask("POST", "/v1/completions", LONG | {"stream": s}))
-            )
-            for s in (False, True)
-        ]
-        for thread in threads:
-            thread.start()
-        begun(running, 2)
+        answers, threads = two_begun(running)
         running.server.handle_exit(15, None)
         for thread in threads:
             thread.join(60)
