@@ -1,5 +1,6 @@
 """Early exit stops drafting where what is left would not pay, by a calibrated confidence, and changes no text."""
 
+import itertools
 import math
 import random
 
@@ -8,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lychee.runtime.config import SpeculativeConfig
+from lychee.runtime.controller import Fixed
 from lychee.runtime.cost_table import CostTable, Curve
 from lychee.runtime.early_exit import Calibration, grown, least_survivals, levels_between
-from lychee.runtime.planned import Planned
+from lychee.runtime.planned import COST_ROUNDS, Planned
 from lychee.runtime.planner import planned
 from lychee.runtime.tree import ProposedTree, TreeShape
 
-from .pairs import PROMPTS, greedy, make_llm, seeded
+from .pairs import PROMPT, PROMPTS, greedy, make_llm, seeded
 
 FLAT = CostTable(Curve(((1, 10.0), (64, 10.0))), Curve(((1, 1.0), (64, 1.0))))
 
@@ -99,6 +101,50 @@ def test_what_was_not_drafted_is_not_taken_for_rejected():
     seen = controller.shared._seen
     assert seen[0][0] > 0
     assert all(not any(ranks) for ranks in seen[1:])
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_a_confidence_is_judged_by_whether_the_trunk_was_accepted_there(accepted):
+    controller = Planned(FLAT, 8, 16)
+    (shape,) = controller.plan([1])
+    for _ in range(100):
+        controller(1, 2, [0.55, 0.95])
+        controller.observe(1, ProposedTree(shape, (), 2), tuple(range(accepted + 1)), accepted + 1)
+    rates = controller.calibration.rate(0.55), controller.calibration.rate(0.95)
+    assert (rates[0] > 0.9) == (accepted > 0)
+    assert (rates[1] < 0.1) == (accepted == 1)  # what was not reached is not judged
+
+
+def test_costs_follow_the_rounds_that_the_controller_is_told_of():
+    controller = Planned(FLAT, 8, 16)
+    tree = (ProposedTree(TreeShape.chain(3), (1, 2, 3, 4), 3),)
+    for _ in range(COST_ROUNDS):
+        controller.timed(tree, 3.0, 50.0)
+    assert controller.costs.verify(4) == pytest.approx(50.0)
+    controller.costs = FLAT
+    assert controller.costs == FLAT
+
+
+def test_a_draft_that_is_always_right_stays_so_wherever_drafting_stops():
+    """The last node that was drafted lacks draft KV, though its shape has children there: it is computed next time."""
+    llm = make_llm("same", config=SpeculativeConfig(tree="auto"), max_num_seqs=4)
+    stops = itertools.cycle([1, 3, 2])
+
+    class Stops:
+        levels = 1
+
+        def __call__(self, seq_id, depth, confidences):
+            return depth < self.depth if depth > 1 else depth < self.renewed()
+
+        def renewed(self):
+            self.depth = next(stops)
+            return self.depth
+
+    llm.engine().controller = Fixed(TreeShape.chain(5), Stops())
+    llm.generate(PROMPT, greedy(max_tokens=60))
+    metrics = llm.metrics()
+    assert metrics.trunk_accepted == metrics.trunk_drafted > 20
+    assert metrics.rounds > 15
 
 
 @pytest.mark.parametrize("params", [greedy(max_tokens=40), seeded(max_tokens=40)], ids=["greedy", "seeded"])
