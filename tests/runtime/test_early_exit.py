@@ -126,7 +126,7 @@ def test_costs_follow_the_rounds_that_the_controller_is_told_of():
 
 
 def test_a_draft_that_is_always_right_stays_so_wherever_drafting_stops():
-    """The last node that was drafted lacks draft KV, though its shape has children there: it is computed next time."""
+    """The last node that was drafted lacks draft KV, though its shape has children there: native rounds may follow."""
     llm = make_llm("same", config=SpeculativeConfig(tree="auto"), max_num_seqs=4)
     stops = itertools.cycle([1, 3, 2])
 
@@ -140,7 +140,13 @@ def test_a_draft_that_is_always_right_stays_so_wherever_drafting_stops():
             self.depth = next(stops)
             return self.depth
 
-    llm.engine().controller = Fixed(TreeShape.chain(5), Stops())
+    class WithNativeRounds(Fixed):
+        lengths = itertools.cycle([5, 0, 0, 5, 5])
+
+        def plan(self, request_ids):
+            return [TreeShape.chain(next(self.lengths))] * len(request_ids)
+
+    llm.engine().controller = WithNativeRounds(TreeShape.chain(5), Stops())
     llm.generate(PROMPT, greedy(max_tokens=60))
     metrics = llm.metrics()
     assert metrics.trunk_accepted == metrics.trunk_drafted > 20
