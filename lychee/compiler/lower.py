@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from math import prod
 from typing import Any
 
@@ -72,28 +73,30 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
     `arena` [num_bytes] uint8 may be that of programs that run at other times; one that is too small is not used.
     """
     inputs = {v: torch.zeros(v.concrete_shape(sizes), dtype=v.dtype) for v in program.inputs}
-    scratch = _scratch(program, sizes, inputs)
+    made = {v: (v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
+    scratch = _scratch(program, sizes, inputs, made)
 
-    needs = [Need(v.num_bytes(sizes), *span) for v, span in _lives(program).items()]
+    needs = [Need(_num_bytes(*made[v]), *span) for v, span in _lives(program).items()]
     needs += [Need(_num_bytes(*b), step, step) for step, buffers in enumerate(scratch) for b in buffers if b]
     offsets, num_bytes = assign(needs)
     if arena is None or len(arena) < num_bytes:
         arena = torch.empty(num_bytes, dtype=torch.uint8)
-    places = iter(offsets)
+    memory, places = Memory(arena), iter(offsets)
 
     launches: list[Launch] = []
     steps: list[tuple[Launch, ...]] = []
     bound = bound_class(launches)
 
     def placed(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return _tensor(arena, next(places), shape, dtype).as_subclass(bound)
+        return memory.tensor(next(places), shape, dtype).as_subclass(bound)
 
     tensors: dict[Value, Tensor] = {v: t.as_subclass(bound) for v, t in inputs.items()}
-    tensors |= {v: placed(v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
+    tensors |= {v: placed(*buffer) for v, buffer in made.items()}
     arguments = Arguments(tensors, sizes)
     for call, buffers in zip(program.calls, scratch, strict=True):
-        made = [tensors[v] for v in call.outputs]
-        call.op.launch(*made, *(b and placed(*b) for b in buffers), **arguments.of(call.arguments))
+        call.op.launch(
+            *(tensors[v] for v in call.outputs), *(b and placed(*b) for b in buffers), **arguments.of(call.arguments)
+        )
         steps.append(tuple(launches))
         launches.clear()
     results = tuple(arguments.value(v).as_subclass(Tensor) for v in program.results)
@@ -116,9 +119,11 @@ def _lives(program: Program) -> dict[Value, tuple[int, int]]:
     return {value: (step, last[value]) for value, step in first.items()}
 
 
-def _scratch(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> list[list[Buffer | None]]:
+def _scratch(
+    program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor], made: Mapping[Value, Buffer]
+) -> list[list[Buffer | None]]:
     """The buffers that each call wants besides its outputs."""
-    arguments = shaped(program, sizes, inputs)
+    arguments = _shaped(sizes, inputs, made)
     return [
         list(call.op.scratch(**arguments.of(call.arguments)).values()) if call.op.scratch else []
         for call in program.calls
@@ -126,21 +131,35 @@ def _scratch(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> 
 
 
 def shaped(program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]) -> Arguments:
-    """Arguments for functions that look at shapes, and at the elements of inputs alone.
+    """Arguments for functions that look at shapes, and at the elements of inputs alone."""
+    return _shaped(sizes, inputs, {v: (v.concrete_shape(sizes), v.dtype) for v in _outputs(program)})
 
-    Nothing has its place yet, so one span does for all other values.
-    """
-    blank = torch.empty(max((v.num_bytes(sizes) for v in _outputs(program)), default=0), dtype=torch.uint8)
-    made = {v: _tensor(blank, 0, v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
-    return Arguments({**inputs, **made}, sizes)
+
+def _shaped(sizes: Sizes, inputs: Mapping[Value, Tensor], made: Mapping[Value, Buffer]) -> Arguments:
+    """Nothing has its place yet, so one span does for all values but the inputs."""
+    most = max(starmap(_num_bytes, made.values()), default=0)
+    blank = Memory(torch.empty(-(-most // 8) * 8, dtype=torch.uint8))
+    buffers = {buffer: blank.tensor(0, *buffer) for buffer in set(made.values())}
+    return Arguments({**inputs, **{v: buffers[buffer] for v, buffer in made.items()}}, sizes)
 
 
 def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return prod(shape) * dtype.itemsize
 
 
-def _tensor(memory: Tensor, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(shape)
+class Memory:
+    """Bytes as tensors of any dtype."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory[: len(memory) // 8 * 8]
+        self.views: dict[torch.dtype, Tensor] = {}
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The tensor that begins at byte `offset`, a multiple of its elements' size."""
+        if dtype not in self.views:
+            self.views[dtype] = self.memory.view(dtype)
+        start = offset // dtype.itemsize
+        return self.views[dtype][start : start + prod(shape)].view(shape)
 
 
 class Arguments:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import Parameter
 from typing import Any
@@ -32,6 +33,7 @@ Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 _PAD = {1: (1, 1), 2: (1,), 3: ()}
 _SCALARS = (int, bool, float, type(None))
 _CONSTANTS = (int, float, str, type(None), tl.dtype, JITFunction)
+_ERRORS = (AttributeError, KeyError, TypeError, struct.error)  # of a key or packet of other arguments than the last
 _INT32 = range(-(1 << 31), 1 << 31)
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -79,6 +81,13 @@ def _width(value: Any) -> str:
     return "" if type(value) is not int or value in _INT32 else "i64" if value in _INT64 else "u64"
 
 
+def _text(key: Any) -> str:
+    """The key of a variant as another process would write it."""
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_text, key))})"
+    return str(key.cache_key) if isinstance(key, JITFunction) else repr(key)
+
+
 class Kernel:
     """A JITFunction that can be launched, `kernel[grid](*args, **kwargs)`, on any device."""
 
@@ -108,9 +117,15 @@ class Kernel:
         return self._bound(_padded(grid), values, {k: v for k, v in kwargs.items() if k not in names})
 
     def _bound(self, grid: tuple[int, ...], values: tuple[Any, ...], options: dict[str, Any]) -> Launch:
-        packet = self._miss(grid, values, options, bind=True)
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        packet = None
+        with suppress(*_ERRORS):
+            if all(v.is_cpu for v in tensors):
+                packet = self._variants[self._key(*values, options)](grid, *values)
+        if packet is None:
+            packet = self._miss(grid, values, options, bind=True)
         assert packet is not None
-        return Launch(packet, [v for v in values if isinstance(v, Tensor)])
+        return Launch(packet, tensors)
 
     def _first(self, grid: Any, *args: Any, **kwargs: Any) -> None:
         """Launch before any launch on CPU tensors: where all run elsewhere, nothing of the CPU's is set up."""
@@ -153,7 +168,7 @@ class Kernel:
             "_Tensor_": Tensor,
             "_resolve_": _resolved,
             "_variants_": self._variants,
-            "_errors_": (AttributeError, KeyError, TypeError, struct.error),
+            "_errors_": _ERRORS,
             "_miss_": self._miss,
             "_launch_": run.launch,
             "_threads_": run.threads,
@@ -204,7 +219,7 @@ class Kernel:
         if any(widths):  # the plain key is of 32-bit integers, which `struct` checks
             key = (key, widths)
         if key not in self._variants:
-            function, launcher = self._compiled(values, options)
+            function, launcher = self._compiled(values, options, _text(key))
             self._variants[key] = self._variant(function, launcher)
         try:
             return self._variants[key](grid, *values)
@@ -212,11 +227,13 @@ class Kernel:
             function, launcher = self._compiled(values, options)
             return launcher.packet(function, grid, values)  # says what is wrong
 
-    def _compiled(self, values: Iterable[Any], options: dict[str, Any]) -> tuple[int, Launcher]:
+    def _compiled(
+        self, values: Iterable[Any], options: dict[str, Any], specialised: str | None = None
+    ) -> tuple[int, Launcher]:
         """`compiled` for arguments like these, but for the integers that are 1."""
         pairs = zip(values, self._kinds, strict=True)
         plain = [2 if type(value) is int and value == 1 and kind != "constexpr" else value for value, kind in pairs]
-        return compiled(self.jit, plain, options)
+        return compiled(self.jit, plain, options, specialised)
 
     def _variant(self, function: int, launcher: Launcher) -> Callable[..., bytes]:
         """Packs the grid and the arguments of one compiled variant."""

@@ -57,11 +57,15 @@ def _machine(target: Target) -> Any:
     return triple.create_target_machine(cpu=target.cpu, features=target.features, opt=1)
 
 
-def _key(text: str, target: Target) -> str:
+def versions() -> str:
+    """Of all that makes an object of a text."""
     import llvmlite
 
-    parts = (text, repr(target), llvmlite.__version__, repr(_llvm().llvm_version_info), PIPELINE)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return repr((llvmlite.__version__, _llvm().llvm_version_info, PIPELINE))
+
+
+def object_key(text: str, target: Target) -> str:
+    return hashlib.sha256("\0".join((text, repr(target), versions())).encode()).hexdigest()
 
 
 def compiled(text: str, target: Target) -> bytes:
@@ -88,10 +92,10 @@ def _directory() -> Path:
     return Path(knobs.cache.dir) / "lychee_cpu"
 
 
-def _read(path: Path, key: str) -> bytes | None:
-    """The object in a file, None where there is none or it is not what was written."""
+def read(key: str, kind: str = "o") -> bytes | None:
+    """What was written under the key, None where there is nothing or it is not what was written."""
     try:
-        data = path.read_bytes()
+        data = (_directory() / f"{key}.{kind}").read_bytes()
     except OSError:
         return None
     start = len(_MAGIC) + 32
@@ -99,7 +103,9 @@ def _read(path: Path, key: str) -> bytes | None:
     return code if data[:start] == _MAGIC + hashlib.sha256(key.encode() + code).digest() else None
 
 
-def _write(path: Path, key: str, code: bytes) -> None:
+def write(key: str, code: bytes, kind: str = "o") -> None:
+    """Keep it for this process and others; where that cannot be, nothing is kept."""
+    path = _directory() / f"{key}.{kind}"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
@@ -119,14 +125,13 @@ _loaded: dict[str, Any] = {}  # engines own the code, which stays for the life o
 
 def build(text: str, target: Target) -> str:
     """Make sure that the module's object code exists; gives its key."""
-    key = _key(text, target)
+    key = object_key(text, target)
     with _lock:
         if key not in _loaded and key not in _built:
-            path = _directory() / f"{key}.o"
-            code = _read(path, key)
+            code = read(key)
             if code is None:
                 code = compiled(text, target)
-                _write(path, key, code)
+                write(key, code)
             _built[key] = code
     return key
 
@@ -134,12 +139,26 @@ def build(text: str, target: Target) -> str:
 def load(text: str, symbol: str = "run") -> int:
     """Address of a function of the module, compiled for this CPU."""
     with _lock:
-        key = build(text, host())
-        if key not in _loaded:
-            llvm, machine = _llvm(), _machine(host())
-            engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-            engine.add_object_file(llvm.ObjectFileRef.from_data(_built[key]))
-            engine.finalize_object()
-            _loaded[key] = engine
-            del _built[key]
-        return int(_loaded[key].get_function_address(symbol))
+        return _address(build(text, host()), symbol)
+
+
+def load_object(key: str, symbol: str = "run") -> int | None:
+    """As `load`, of an object that was built before; None where it is not at hand."""
+    with _lock:
+        if key not in _loaded and key not in _built:
+            code = read(key)
+            if code is None:
+                return None
+            _built[key] = code
+        return _address(key, symbol)
+
+
+def _address(key: str, symbol: str) -> int:
+    if key not in _loaded:
+        llvm, machine = _llvm(), _machine(host())
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(_built[key]))
+        engine.finalize_object()
+        _loaded[key] = engine
+        del _built[key]
+    return int(_loaded[key].get_function_address(symbol))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import jit, runtime
+from . import jit, runtime, variants
 from .driver import NAME, activated
 from .errors import UnsupportedError
 from .ttir import ReadError
@@ -152,16 +152,25 @@ def _own_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="lychee-kernels-")
 
 
-def compiled(jit_function: Any, args: Sequence[Any], options: dict[str, Any]) -> tuple[int, Launcher]:
+def compiled(
+    jit_function: Any, args: Sequence[Any], options: dict[str, Any], specialised: str | None = None
+) -> tuple[int, Launcher]:
     """A kernel's address and launcher, specialised for the arguments, through Triton's caches.
 
+    `specialised` is all that the arguments and options decide, as text: what an earlier process compiled is found by it.
     A damaged or unwritable cache is worked around. What a kernel does wrong is raised as Triton or the lowering say it.
     """
     from triton import CompilationError
 
+    if specialised is not None and (known := variants.found(jit_function, specialised)):
+        variant, function = known
+        return function, Launcher(variant.source, variant)
+
     def attempt() -> tuple[int, Launcher]:
         kernel = jit_function.run(*args, grid=(1,), warmup=True, **options)
         run = kernel.run
+        if specialised is not None:
+            variants.keep(jit_function, specialised, kernel)
         return kernel.function, run
 
     with activated():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 from lychee.backends.cpu import jit
 from lychee.backends.cpu.launch import loaded
@@ -28,6 +30,11 @@ for owner, name in ((compiler, "make_llir"), (jit, "compiled")):
 from tests.backends.cpu.test_jit_cache import sum_of_kernel
 print(sum_of_kernel(), sorted(done))
 """
+
+
+def other_kernel(x, y, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offs, tl.load(x + offs, mask=offs < n), mask=offs < n)
 
 
 def answer(text=TEXT):
@@ -85,11 +92,11 @@ def test_nothing_is_left_beside_the_objects(directory):
 
 def test_the_key_is_all_that_the_object_depends_on(directory, monkeypatch):
     target = host()
-    keys = {jit._key(TEXT, target), jit._key(TEXT + " ", target)}
-    keys.add(jit._key(TEXT, Target(target.cpu, target.features + ",-avx512f", target.lanes)))
-    keys.add(jit._key(TEXT, Target("x86-64", target.features, target.lanes)))
+    keys = {jit.object_key(TEXT, target), jit.object_key(TEXT + " ", target)}
+    keys.add(jit.object_key(TEXT, Target(target.cpu, target.features + ",-avx512f", target.lanes)))
+    keys.add(jit.object_key(TEXT, Target("x86-64", target.features, target.lanes)))
     monkeypatch.setattr(jit, "PIPELINE", "other")
-    keys.add(jit._key(TEXT, target))
+    keys.add(jit.object_key(TEXT, target))
     assert len(keys) == 5
 
 
@@ -120,7 +127,7 @@ def test_an_object_under_another_objects_name_is_not_taken(directory, forget):
     answer()
     other = TEXT.replace("42", "43")
     [path] = directory.iterdir()
-    path.rename(directory / f"{jit._key(other, host())}.o")
+    path.rename(directory / f"{jit.object_key(other, host())}.o")
     forget()
     assert answer(other) == 43
 
@@ -176,7 +183,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 def test_a_kernel_survives_damage_to_all_files_of_tritons_cache(directory, forget):
     assert sum_of_kernel() == 4950.0
     files = [path for path in directory.parent.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".o", ".json", ".llir", ".tir", ".ttir", ".source"}
+    assert {path.suffix for path in files} == {".o", ".variant", ".json", ".llir", ".tir", ".ttir", ".source"}
     for content in (b"", b"{}", b"\xff\xfe\xfd"):
         for path in files:
             path.write_bytes(content)
@@ -188,6 +195,8 @@ def test_a_kernel_survives_damage_to_all_files_of_tritons_cache(directory, forge
 def test_one_damaged_file_of_tritons_cache_is_repaired(directory, forget, suffix):
     sum_of_kernel()
     [path] = [path for path in directory.parent.rglob("*" + suffix) if not path.name.startswith("__grp__")]
+    for variant in directory.glob("*.variant"):
+        variant.unlink()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     forget()
@@ -199,3 +208,68 @@ def test_a_kernel_runs_where_no_cache_can_be_written(tmp_path, monkeypatch, forg
     Path(tmp_path, "file").write_text("in the way")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
     assert sum_of_kernel() == 4950.0
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The kernels that Triton was asked for."""
+    names = []
+    run = JITFunction.run
+    monkeypatch.setattr(JITFunction, "run", lambda self, *a, **k: (names.append(self.__name__), run(self, *a, **k))[1])
+    return names
+
+
+def test_a_kernel_compiled_by_another_process_is_found_without_triton(directory, forget, asked):
+    sum_of_kernel()
+    forget()
+    assert sum_of_kernel() == 4950.0
+    assert asked == ["add_kernel"]
+
+
+@pytest.mark.parametrize("suffix", [".o", ".variant"])
+def test_a_kernel_of_which_a_file_is_gone_is_left_to_triton(directory, forget, asked, suffix):
+    sum_of_kernel()
+    for path in directory.glob("*" + suffix):
+        path.unlink()
+    forget()
+    assert sum_of_kernel() == 4950.0
+    assert asked == ["add_kernel"] * 2
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"name": "add_kernel"}', b"no json"])
+def test_a_variant_that_says_something_else_is_left_to_triton(directory, forget, asked, content):
+    sum_of_kernel()
+    [path] = directory.glob("*.variant")
+    jit.write(path.stem, content, "variant")
+    forget()
+    assert sum_of_kernel() == 4950.0
+    assert asked == ["add_kernel"] * 2
+
+
+@pytest.mark.parametrize("variable", ["TRITON_ALWAYS_COMPILE", "TRITON_KERNEL_OVERRIDE", "TRITON_KERNEL_DUMP"])
+def test_what_triton_is_told_to_do_with_kernels_it_does(directory, forget, asked, monkeypatch, variable):
+    sum_of_kernel()
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("TRITON_DUMP_DIR", str(directory / "dump"))
+    monkeypatch.setenv("TRITON_OVERRIDE_DIR", str(directory / "override"))
+    forget()
+    assert sum_of_kernel() == 4950.0
+    assert asked == ["add_kernel"] * 2
+
+
+def test_variants_differ_by_source_constants_dtypes_and_debug(directory, forget):
+    """Each launch leaves a file of its own, so none is taken for another."""
+    x = torch.arange(128.0)
+    made = kernel(add_kernel.jit.fn)
+    other = kernel(other_kernel)
+    for launch in (
+        lambda: made[(4,)](x, torch.zeros(128), 100, BLOCK=32),
+        lambda: made[(2,)](x, torch.zeros(128), 100, BLOCK=64),
+        lambda: made[(4,)](x.half(), torch.zeros(128), 100, BLOCK=32),
+        lambda: made[(4,)](x, torch.zeros(128), 1 << 40, BLOCK=32),
+        lambda: made[(4,)](x, torch.zeros(128), 100, BLOCK=32, debug=True),
+        lambda: other[(4,)](x, torch.zeros(128), 100, BLOCK=32),
+    ):
+        before = len(list(directory.glob("*.variant")))
+        launch()
+        assert len(list(directory.glob("*.variant"))) == before + 1
