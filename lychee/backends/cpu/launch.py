@@ -157,7 +157,7 @@ def compiled(
 ) -> tuple[int, Launcher]:
     """A kernel's address and launcher, specialised for the arguments, through Triton's caches.
 
-    `specialised` is all that the arguments and options decide, as text: what an earlier process compiled is found by it.
+    `specialised`: all that arguments and options decide, as text, by which what an earlier process compiled is found.
     A damaged or unwritable cache is worked around. What a kernel does wrong is raised as Triton or the lowering say it.
     """
     from triton import CompilationError

@@ -19,7 +19,6 @@ from . import jit
 from .compiler import CPUBackend
 from .target import host
 
-
 KIND = "variant"  # of file
 
 
