@@ -56,6 +56,11 @@ class AcceptanceStats:
             for rank in range(min(drawn, self.max_children)):
                 self._add(depth, rank, rank == accepted)
 
+    def fade(self) -> None:
+        """A round in which nothing was drafted: what was seen before it counts for less."""
+        for row in (*self._seen, *self._accepted):
+            row[:] = [SHARED_DECAY * value for value in row]
+
     def _add(self, depth: int, rank: int, accepted: bool) -> None:
         decay = DECAY if self.shared else SHARED_DECAY
         self._seen[depth][rank] = decay * self._seen[depth][rank] + 1

@@ -12,6 +12,7 @@ from .goes_on import GoesOn
 from .tree import ProposedTree, TreeShape
 
 BUCKETS = (4, 8, 12, 16, 24, 32)
+SHORT = (1, 2, 3)
 WINDOW = 8  # rounds
 REJECTIONS_TO_SHORTEN = 2  # full rejections in a row that drop to the smallest bucket
 REJECTIONS_TO_STOP = 4  # full rejections in a row after which the request decodes natively for a while
@@ -90,7 +91,8 @@ class Window:
 
     @property
     def shapes(self) -> Seq[TreeShape]:
-        return [TreeShape.chain(length) for length in (0, *self.buckets)]
+        ends = [length for length in SHORT if length < self.buckets[0]]  # of requests that have room for no more
+        return [TreeShape.chain(length) for length in (0, *ends, *self.buckets)]
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
         return [TreeShape.chain(self._length(self._history.setdefault(i, _History()))) for i in request_ids]

@@ -6,6 +6,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Curve:
             raise ValueError(
                 f"points is {self.points}, must have rising numbers of rows and finite milliseconds above 0"
             )
+
+    def of(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """As a call, of many numbers of rows."""
+        at, ms = self._rising
+        return np.asarray(np.interp(rows, at, ms) * np.maximum(1.0, rows / at[-1]))
 
     @cached_property
     def _rising(self) -> tuple[list[int], list[float]]:

@@ -140,13 +140,20 @@ class Engine:
         for seq in seqs:
             wanted = next(planned) if seq.speculates else TreeShape.chain(0)
             depth = min(seq.limit - len(seq.tokens) - 1, self.drafter.max_len - seq.cached)
-            within = wanted.cut(depth, wanted.num_nodes)
+            within = wanted if wanted.depth <= depth else self._within(wanted, depth)
             shape = within.cut(within.depth, self.scheduler.extend(seq, within.num_nodes))
             shapes.append(shape)
             if not shape.depth:
                 why = "blocks" if within.depth else "limit" if wanted.depth else "planned"
                 native[why if seq.speculates else "off"] += 1
         return shapes
+
+    def _within(self, wanted: TreeShape, depth: int) -> TreeShape:
+        """Of at most that depth. A shape that is planned anyway, if there is one, since that has been lowered."""
+        fitting = [shape for shape in self.shapes if 0 < shape.depth <= depth and shape.num_nodes <= wanted.num_nodes]
+        if not fitting:
+            return wanted.cut(depth, wanted.num_nodes)
+        return max(fitting, key=lambda shape: (shape.depth, shape.num_nodes))
 
     def _rows(self, seqs: tuple[Sequence, ...], proposals: Proposals) -> Rows:
         """The live nodes, after their sequences' contexts."""

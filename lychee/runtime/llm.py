@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
@@ -37,7 +38,6 @@ from .requests import Prompt, RequestMaker
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
-from .shape_buckets import ShapeBuckets
 from .streamer import Chunk
 from .warm_up import lowering, warm_up
 
@@ -198,15 +198,17 @@ class LLM:
         pool = engine.scheduler.pool
         room = min(self.max_model_len, pool.num_blocks * pool.block_size) - 2  # after a prompt of two tokens
         if isinstance(engine.controller, Planned) and room >= MEASURED_FROM:
-            engine.controller.costs = self._measured(engine, engine.controller.buckets, room)
+            engine.controller.costs = self._measured(engine, engine.controller, room)
         for shape in engine.shapes:
             wanted = max(4, shape.depth + 2)  # a token of prefill, and a round that nothing cuts
             if wanted <= room:
                 with lowering(engine, shape):
-                    self.generate([[0, 0]], replace(params, max_tokens=wanted), native=native)
+                    stream = self.stream([[0, 0]], replace(params, max_tokens=wanted), native=native)
+                    deque(islice(stream, 2), 0)  # the prompt, and a round
+                    stream.close()
         self.reset_metrics(native)
 
-    def _measured(self, engine: Engine, buckets: ShapeBuckets, room: int) -> CostTable:
+    def _measured(self, engine: Engine, planned: Planned, room: int) -> CostTable:
         """What rounds cost on this machine, of those whose requests have room."""
 
         def request(max_tokens: int) -> Sequence:
@@ -214,8 +216,8 @@ class LLM:
             self._next_id += 1
             return self.maker.sequences([0, 0], params, self._next_id - 1)[0]
 
-        widths = [width for width in buckets.widths if width <= MAX_CHILDREN]
-        return measured(engine, buckets.depths, widths, request, room)
+        widths = [width for width in planned.buckets.widths if width <= MAX_CHILDREN]
+        return measured(engine, planned.max_depth, widths, request, room)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""

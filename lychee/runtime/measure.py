@@ -15,7 +15,7 @@ from .tree import TreeShape
 from .warm_up import lowering
 
 ROUNDS = 4  # of each shape at a time; the first is left out
-LENGTHS = (0, 1, 3, 4, 7, 15)  # of chains; between them costs are interpolated
+LENGTHS = (0, 1, 3, 4, 8, 16)  # of chains; between them costs are interpolated
 LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 1.0  # over all shapes, until so much time has passed; the first lowers programs
 DEPTH = 4  # of the trees that are timed
 
@@ -25,13 +25,13 @@ Times = tuple[float, float, float]
 """Milliseconds of drafting, of verification and of the rest of a round."""
 
 
-def measured(engine: Engine, depths: Iterable[int], widths: Iterable[int], make: Maker, room: int) -> CostTable:
-    """Costs of rounds, from chains of some of these depths (0 and 1 at least) and trees of levels of `widths` rows.
+def measured(engine: Engine, max_depth: int, widths: Iterable[int], make: Maker, room: int) -> CostTable:
+    """Costs of rounds, from chains of up to `max_depth` tokens (at least 1) and trees of levels of `widths` rows.
 
     The engine must be idle. room: tokens that a request may emit, at least MEASURED_FROM; shapes that do not fit are
     left out. What else runs on a machine only adds to a time, so each is the least of several sweeps' medians.
     """
-    chains = {length: TreeShape.chain(length) for length in depths if length in LENGTHS}
+    chains = {length: TreeShape.chain(length) for length in LENGTHS if length <= max_depth}
     trees = {width: TreeShape.widths((width, *(1,) * (DEPTH - 1))) for width in widths if width > 1}
     shapes = [shape for shape in (*chains.values(), *trees.values()) if wanted(shape) <= room]
     least: dict[TreeShape, Times] = {}

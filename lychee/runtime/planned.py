@@ -1,54 +1,60 @@
-"""The controller that plans trees: for each request what emits most per millisecond, by acceptance and by costs."""
+"""The controller that plans trees: what emits most per millisecond, by acceptance and by costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+
 from .acceptance_stats import AcceptanceStats
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable
 from .early_exit import Calibration, grown, least_survivals, levels_between
-from .planner import plan, planned
+from .menu import Floats, Menu
+from .planner import plan
 from .round_times import RoundTimes
 from .shape_buckets import shape_buckets
 from .tree import ProposedTree, TreeShape
 
 MAX_CHILDREN = 4
-FIRST_ROUNDS, LAST_ROUNDS = 16, 128  # after which a request is planned anew; doubles each time
+ROUNDS = 16  # after which a batch is planned anew
 COST_ROUNDS = 64  # after which costs are those of recent rounds
-SHARED_ROUNDS = 64  # of all requests, after which the plan that new ones begin with is made anew
+FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
 PROBE_LENGTH = 2
-WORTH = 1.03  # times as many tokens per millisecond as a plan brings, for another to take its place
+WORTH = 1.02  # times as many tokens per millisecond as a plan brings, for another to take its place
 
 
 @dataclass(frozen=True)
 class Planning:
-    """A shape; it with the trunk as long as it may become; and by depth how probable that must be to be drafted on."""
+    """What the requests of a batch draft: each `shape` or nothing.
+
+    drafted: the shape with its trunk as long as it may become. exits: of each request that drafts, by depth, how
+    probable the trunk must be to be drafted on.
+    """
 
     shape: TreeShape
     drafted: TreeShape
-    exits: tuple[float, ...] = ()
+    exits: dict[int, tuple[float, ...]]
+
+
+NATIVE = Planning(TreeShape.chain(0), TreeShape.chain(0), {})
 
 
 @dataclass
 class _Request:
     stats: AcceptanceStats
-    planning: Planning = Planning(TreeShape.chain(0), TreeShape.chain(0))
-    rounds_left: int = 0
-    rounds: int = FIRST_ROUNDS
-    planned_for: int = 0  # sequences that ran together
-    pause: int = FIRST_PAUSE
     confidences: Seq[float] = ()  # of this round's trunk
 
 
 class Planned:
-    """Shapes of `planner.plan`. `costs` may be replaced at any time, as when they have been measured,
-    and follow what rounds take (`RoundTimes`).
+    """Shapes of a `Menu`. `costs` may be replaced at any time, as when they have been measured, and follow what rounds
+    take (`RoundTimes`).
 
-    A request begins, alone or in a batch of another size, with what is best by the acceptance of all, and is planned by
-    its own after a while: planning takes a good part of a millisecond. Where plain decoding is planned nothing is
-    learnt of the draft: after a pause that doubles up to LAST_PAUSE rounds a short chain probes it again.
+    All requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a
+    draft would cost for one that is not is spent on the others' rows. A request begins with the acceptance of all.
+    Where plain decoding is planned nothing is learnt of the draft: after a pause that doubles up to LAST_PAUSE rounds a
+    short chain probes it again. What was seen of a request that is left out counts for less and less.
 
     A shape's trunk is longer than planned, and how much of a shape is drafted is decided while it is: `early_exit`.
 
@@ -56,22 +62,22 @@ class Planned:
     """
 
     def __init__(self, costs: CostTable, max_depth: int, node_budget: int, max_children: int = MAX_CHILDREN) -> None:
-        self.costs, self.buckets = costs, shape_buckets(node_budget, max_depth)
-        self._rounds = 0
-        self.max_depth, self.node_budget = max_depth, node_budget
+        self.max_depth, self.node_budget = min(max_depth, node_budget), node_budget
+        self.max_children, self.buckets = max_children, shape_buckets(node_budget, max_depth)
+        self.costs = costs
         self.calibration = Calibration()
-        self.shared = AcceptanceStats(min(max_depth, node_budget), max_children)
-        self.probe = TreeShape.chain(min(PROBE_LENGTH, max_depth, node_budget))
+        self.shared = AcceptanceStats(self.max_depth, max_children)
+        self.probe = TreeShape.chain(min(PROBE_LENGTH, self.max_depth))
         self._requests: dict[int, _Request] = {}
-        self._begun_with: dict[
-            int, tuple[int, Planning | None]
-        ] = {}  # by sequences together: when it was planned, and what
-        self._observed = 0
+        self._batch: Seq[int] = ()  # for which `_planning` is, for `_left` rounds more
+        self._planning, self._left = NATIVE, 0
+        self._pause, self._probed = FIRST_PAUSE, True  # `_pause` is the next one's; whether a probe followed the last
+        self._rounds = self._observed = 0
+        self._renewal = FIRST_RENEWAL
 
     @property
     def shapes(self) -> Seq[TreeShape]:
-        """What a request begins with, and plain decoding."""
-        return [TreeShape.chain(0), self.probe, self._planned(self.shared, 1, None).drafted]
+        return [TreeShape.chain(0), *dict.fromkeys([self.probe, *map(self._grown, self.menu.shapes)])]
 
     @property
     def costs(self) -> CostTable:
@@ -79,75 +85,94 @@ class Planned:
 
     @costs.setter
     def costs(self, costs: CostTable) -> None:
-        self._costs, self._times = costs, RoundTimes(costs)
+        self._times = RoundTimes(costs)
+        self._use(costs)
+        self.menu = Menu.of(self.buckets, costs, self.max_children)
+
+    def _use(self, costs: CostTable) -> None:
+        self._costs, self._milliseconds = costs, dict[int, Floats]()  # of the menu's shapes, by sequences
+        self.levels = levels_between(costs)
 
     def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
         self._times.add(trees, draft_ms, verify_ms)
         self._rounds += 1
         if self._rounds % COST_ROUNDS == 0:
-            self._costs = self._times.table()
+            self._use(self._times.table())
 
     @property
     def goes_on(self) -> Planned:
         return self
 
-    @property
-    def levels(self) -> int:
-        return levels_between(self.costs)
-
     def __call__(self, seq_id: int, depth: int, confidences: Seq[float]) -> bool:
         """`GoesOn`: whether drafting below a depth pays."""
-        known = self._requests[seq_id]
-        known.confidences = confidences
-        exits = known.planning.exits
+        self._requests[seq_id].confidences = confidences
+        exits = self._planning.exits.get(seq_id, ())
         return depth >= len(exits) or self.calibration.survival(confidences) >= exits[depth]
 
-    def _first(self, together: int) -> Planning:
-        planned_at, planning = self._begun_with.get(together, (-SHARED_ROUNDS, None))
-        if planning is None or self._observed - planned_at >= SHARED_ROUNDS:
-            planning = self._planned(self.shared, together, planning)
-            self._begun_with[together] = self._observed, planning
-        return planning
-
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
-        together = 1 << (len(request_ids) - 1).bit_length()
-        return [self._next(request_id, together) for request_id in request_ids]
+        for request_id in request_ids:
+            if request_id not in self._requests:
+                self._requests[request_id] = _Request(self.shared.of_request())
+        if self._left <= 0 and not self._probed:
+            self._probed = True
+            return [self.probe] * len(request_ids)
+        if self._left <= 0 or self._batch != request_ids:
+            self._batch, self._planning = list(request_ids), self._planned(request_ids)
+            if self._planning.exits:
+                self._left, self._pause = ROUNDS, FIRST_PAUSE
+            elif self._left <= 0:
+                self._left, self._pause, self._probed = self._pause, min(2 * self._pause, LAST_PAUSE), False
+        self._left -= 1
+        planning = self._planning
+        return [planning.drafted if i in planning.exits else TreeShape.chain(0) for i in request_ids]
 
-    def _next(self, request_id: int, together: int) -> TreeShape:
-        known = self._requests.get(request_id)
-        if known is None:
-            known = self._requests[request_id] = _Request(self.shared.of_request())
-        if known.rounds_left <= 0 or known.planned_for != together:
-            begins = known.planned_for != together
-            was_native = not begins and known.planning.shape.depth == 0
-            known.planning = self._first(together) if begins else self._planned(known.stats, together, known.planning)
-            known.planned_for = together
-            if known.planning.shape.depth:
-                known.rounds_left, known.pause = known.rounds, FIRST_PAUSE
-                known.rounds = min(2 * known.rounds, LAST_ROUNDS)
-            else:
-                known.rounds_left = known.pause
-                known.pause = min(2 * known.pause, LAST_PAUSE)
-                if was_native:
-                    return self.probe
-        known.rounds_left -= 1
-        return known.planning.drafted
+    def _planned(self, request_ids: Seq[int]) -> Planning:
+        """The best of the menu, or what was planned before where that is hardly worse."""
+        if self._observed >= self._renewal:
+            self._renew()
+        costs = self._costs_of(len(request_ids))
+        tables = [self._requests[request_id].stats.table() for request_id in request_ids]
+        gained = np.array([self.menu.emitted(table) - 1 for table in tables])  # [sequences, shapes]
+        best_first = np.argsort(-gained, axis=0)
+        sums = np.take_along_axis(gained, best_first, 0).cumsum(0)
+        tokens = len(request_ids) + np.concatenate([np.zeros((1, sums.shape[1])), sums])
+        rates = tokens / costs  # [drafting, shapes]
+        weighed, before = rates.copy(), self._planning.shape
+        if before in self.menu.shapes:
+            weighed[1:, self.menu.shapes.index(before)] *= WORTH
+        drafting, at = map(int, np.unravel_index(np.argmax(weighed), rates.shape))
+        if not drafting:
+            return NATIVE
+        shape = self.menu.shapes[at]
+        drafted, rate, exits = self._grown(shape), float(rates[drafting, at]) / drafting, {}
+        for i in best_first[:drafting, at].tolist():
+            asked = self.levels < drafted.depth
+            least = least_survivals(drafted, rate, tables[i], self.costs, drafting) if asked else ()
+            exits[request_ids[i]] = least
+        return Planning(shape, drafted, exits)
 
-    def _planned(self, stats: AcceptanceStats, together: int, before: Planning | None) -> Planning:
-        """The best plan; the one before, if it is hardly worse: a shape that is new here is slow at first."""
-        table = stats.table()
-        best = plan(table, self.costs, self.buckets, together)
-        if before is not None:
-            same = planned(before.shape, table, self.costs, together)
-            best = best if best.rate > WORTH * same.rate else same
-        drafted = grown(best.shape, self.levels, self.max_depth, self.node_budget)
-        if self.levels >= drafted.depth:  # nobody asks
-            return Planning(best.shape, drafted)
-        return Planning(best.shape, drafted, least_survivals(drafted, best.rate, table, self.costs, together))
+    def _costs_of(self, num_seqs: int) -> Floats:
+        if num_seqs not in self._milliseconds:
+            self._milliseconds[num_seqs] = self.menu.milliseconds(self.costs, num_seqs)
+        return self._milliseconds[num_seqs]
+
+    def _grown(self, shape: TreeShape) -> TreeShape:
+        return grown(shape, self.levels, self.max_depth, self.node_budget)
+
+    def _renew(self) -> None:
+        """Add the best tree by what all requests have shown to the menu, where it is better than all that are there."""
+        self._renewal *= 2
+        best = plan(table := self.shared.table(), self.costs, self.buckets)
+        if best.rate > WORTH * (self.menu.emitted(table) / self._costs_of(1)[1]).max() and best.shape.depth:
+            self.menu = self.menu.with_shape(best.shape)
+            self._milliseconds.clear()
 
     def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None:
         known = self._requests.get(request_id)
-        if known is None or not tree.depth:
+        if known is None:
+            return
+        if not tree.depth:
+            known.stats.fade()
             return
         known.stats.observe(tree.shape, path, emitted, tree.depth)
         self._observed += 1

@@ -70,13 +70,16 @@ def test_a_new_request_begins_with_what_others_have_shown():
 def test_requests_differ_by_their_own_acceptance():
     controller = Planned(ROWS_COST_LIGHT, 8, 16)
     draws = random.Random(0)
-    for _ in range(320):
+    depths = {1: [], 2: []}
+    for _ in range(640):
         for request, shape, rate in zip((1, 2), controller.plan([1, 2]), (0.95, 0.1), strict=True):
+            depths[request].append(shape.depth)
             length = next((d for d in range(shape.depth) if draws.random() >= rate), shape.depth)
             path = [0, *shape.trunk[1 : length + 1]]
             controller.observe(request, ProposedTree(shape, ()), path, len(path))
-    good, bad = controller.plan([1, 2])
-    assert good.depth > bad.depth
+    good, bad = (sum(depths[request][-320:]) for request in (1, 2))
+    assert good > 320 * 6
+    assert bad < good / 8
     controller.forget(1)
     controller.forget(2)
     assert controller._requests == {}
@@ -98,3 +101,17 @@ def test_costs_that_are_measured_later_are_used():
     shapes = play(controller, lambda _: (0.2,), 300, request=1)
     assert shapes[-2:] != [TreeShape.chain(8)] * 2
     assert sum(shape.depth == 0 for shape in shapes) > 200
+
+
+def test_a_request_that_was_left_out_is_tried_again():
+    controller = Planned(ROWS_COST_LIGHT, 8, 16)
+    draws, drafted = random.Random(0), []
+    for at in range(3000):
+        rates = 0.9, 0.1 if at < 300 else 0.9
+        for request, shape, rate in zip((1, 2), controller.plan([1, 2]), rates, strict=True):
+            length = next((d for d in range(shape.depth) if draws.random() >= rate), shape.depth)
+            path = [0, *shape.trunk[1 : length + 1]]
+            controller.observe(request, ProposedTree(shape, ()), path, len(path))
+        drafted.append(shape.depth > 0)
+    assert not any(drafted[250:300])
+    assert all(drafted[-300:])

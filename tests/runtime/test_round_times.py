@@ -4,7 +4,7 @@ import pytest
 
 from lychee.runtime.cost_table import CostTable, Curve
 from lychee.runtime.measure import line
-from lychee.runtime.round_times import KEPT, LEAST, RoundTimes
+from lychee.runtime.round_times import LEAST, RoundTimes
 from lychee.runtime.tree import ProposedTree, TreeShape
 
 BASE = CostTable(Curve(((1, 4.0), (4, 5.0), (8, 9.0))), Curve(((1, 0.5), (4, 0.8))), 0.2, 1.0)
@@ -36,12 +36,24 @@ def test_few_rounds_and_rounds_in_which_a_program_was_made_change_nothing():
     for _ in range(LEAST - 1):
         times.add(drafted(7), 100.0, 100.0)
     assert times.table() == BASE
-    for _ in range(KEPT):
+    for _ in range(30):
         times.add(drafted(7), 1.0 + 7 * 0.5, 9.0)
-    for _ in range(KEPT // 3):
+    for _ in range(10):
         times.add(drafted(7), 500.0, 500.0)
     assert times.table().verify(8) == pytest.approx(9.0)
     assert times.table().draft(1) == pytest.approx(0.5)
+
+
+def test_costs_are_those_of_the_last_rounds_and_what_did_not_come_among_them_is_scaled_with_them():
+    times = RoundTimes(BASE)
+    for slow, length in ((3.0, 3), (1.5, 7)):
+        for _ in range(LEAST):
+            times.add(drafted(length), slow * (1.0 + length * 0.5), slow * BASE.verify(length + 1))
+        table = times.table()
+    assert [table.verify(rows) for rows in (1, 4, 8)] == pytest.approx([6.0, 7.5, 13.5])
+    assert (table.drafting, table.draft(1)) == pytest.approx((1.5, 0.75))
+    times.add(drafted(7), 1.0, 1.0)
+    assert times.table() == table
 
 
 def test_what_was_not_drafted_is_not_counted():
