@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .planner import Table
 from .tree import TreeShape
 
+Floats = NDArray[np.float64]
+Outcome = tuple[TreeShape, int, int]  # the accepted path's last node, and the depth down to which it counts
+
 FIRST = 0.6  # acceptance of a first child before anything is known
 PRIOR_WEIGHT = 4.0  # observations that FIRST and the depth above count for
 SHARED_WEIGHT = 16.0  # observations that all requests' averages count for in one's own
+HAZARD_WEIGHT = 2.0  # rejections that being like all requests counts for
+TOGETHER = 16  # rounds
+TINY = 1e-9
 DECAY, SHARED_DECAY = 0.98, 0.998  # of an observation's weight with each later one of its depth and rank
 
 
@@ -23,9 +33,13 @@ class AcceptanceStats:
     that the shape did not draw are censored, not rejected. The average of a rate r has a standard deviation of
     sqrt(r (1 - r) (1 - decay) / (1 + decay)): at most 0.05 for a request, 0.016 for all together.
 
-    A request's prior are the averages over all requests, `shared`. Theirs is, at each depth, the estimate of the depth
-    above, and at the first FIRST / (rank + 1): the chance that all of k children are rejected then falls as a power of
-    k, as Sequoia measures it (arXiv:2402.12374).
+    A request's prior are the averages over all requests, `shared`, with first children rejected as many times as often
+    as this request's were (`hazard`): one that is hard to draft for is so at all depths, and of the deep ones it shows
+    little. What a request adds to the averages counts likewise as that of one which is neither hard nor easy, or they
+    would be, where only easy requests are drafted so deep, those of easy requests.
+
+    The averages' own prior is, at each depth, the estimate of the depth above, and at the first FIRST / (rank + 1): the
+    chance that all of k children are rejected then falls as a power of k, as Sequoia measures it (arXiv:2402.12374).
 
     max_depth, max_children: the table's extent.
     """
@@ -33,12 +47,13 @@ class AcceptanceStats:
     max_depth: int
     max_children: int
     shared: AcceptanceStats | None = None
-    _seen: list[list[float]] = field(init=False)  # decayed number of observations, by depth and rank
-    _accepted: list[list[float]] = field(init=False)
+    _new: list[Outcome] = field(default_factory=list)  # observed, not counted yet
+    _rejected: float = 0.0  # first children, and those that would be on the average of all requests
+    _expected: float = 0.0
+    _rates: Floats | None = None  # of all requests, until something is counted
 
     def __post_init__(self) -> None:
-        self._seen = [[0.0] * self.max_children for _ in range(self.max_depth)]
-        self._accepted = [[0.0] * self.max_children for _ in range(self.max_depth)]
+        self._seen, self._accepted = np.zeros((2, self.max_depth, self.max_children))  # decayed numbers
 
     def of_request(self) -> AcceptanceStats:
         """Those of a new request; what it observes, these observe too."""
@@ -50,50 +65,96 @@ class AcceptanceStats:
         A token past the end of the text was not emitted, and does not count. A planned child that was never drawn, as
         the draft had no further token, counts as rejected: that is what planning it brings.
         """
-        for depth, node in enumerate(path[: min(emitted, levels, self.max_depth)]):
-            accepted = shape.ranks[path[depth + 1]] if depth + 1 < len(path) else None
-            drawn = shape.num_children[node] if accepted is None else accepted + 1
-            for rank in range(min(drawn, self.max_children)):
-                self._add(depth, rank, rank == accepted)
+        self._new.append((shape, path[-1], min(emitted, levels)))
+        if len(self._new) >= TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was observed, which is done for several rounds together. To be called at a request's end."""
+        if self._new:
+            counts = [_counts(*outcome, self.max_depth, self.max_children) for outcome in self._new]
+            self._new.clear()
+            self._add(*np.sum(counts, 0))
 
     def fade(self) -> None:
         """A round in which nothing was drafted: what was seen before it counts for less."""
-        for row in (*self._seen, *self._accepted):
-            row[:] = [SHARED_DECAY * value for value in row]
+        self.settle()
+        self._seen *= SHARED_DECAY
+        self._accepted *= SHARED_DECAY
+        self._rejected *= SHARED_DECAY
+        self._expected *= SHARED_DECAY
 
-    def _add(self, depth: int, rank: int, accepted: bool) -> None:
-        decay = DECAY if self.shared else SHARED_DECAY
-        self._seen[depth][rank] = decay * self._seen[depth][rank] + 1
-        self._accepted[depth][rank] = decay * self._accepted[depth][rank] + accepted
+    def _add(self, seen: Floats, accepted: Floats) -> None:
+        """Numbers of observations [depth, rank]."""
+        if self.shared is None:
+            self._average(seen, accepted, SHARED_DECAY)
+            return
+        kept = DECAY ** seen[:, 0].sum()
+        self._rejected = kept * self._rejected + float((seen - accepted)[:, 0].sum())
+        self._expected = kept * self._expected + float(seen[:, 0] @ (1 - self.shared.rates()[:, 0]))
+        weight = np.ones_like(seen)
+        weight[:, 0] = self.hazard
+        self.shared._average(seen * weight, seen * weight - (seen - accepted), SHARED_DECAY)
+        self._average(seen, accepted, DECAY)
+
+    def _average(self, seen: Floats, accepted: Floats, decay: float) -> None:
+        kept = decay**seen
+        share = np.where(
+            seen > 0, (1 - kept) / (1 - decay) / np.maximum(seen, TINY), 0.0
+        )  # they decay among themselves
+        self._rates = None
+        self._seen, self._accepted = kept * self._seen + share * seen, kept * self._accepted + share * accepted
+
+    @property
+    def hazard(self) -> float:
+        """How many times as often as of all requests a first child is rejected of this one."""
+        return (HAZARD_WEIGHT + self._rejected) / (HAZARD_WEIGHT + self._expected)
+
+    def rates(self) -> Floats:
+        """[depth, rank]: of the children whose earlier siblings are rejected, how many are accepted."""
+        self.settle()
         if self.shared:
-            self.shared._add(depth, rank, accepted)
+            prior = self.shared.rates().copy()  # which are kept
+            prior[:, 0] = np.maximum(0, 1 - self.hazard * (1 - prior[:, 0]))
+            return np.asarray((SHARED_WEIGHT * prior + self._accepted) / (SHARED_WEIGHT + self._seen))
+        if self._rates is None:
+            rates, above = [], [FIRST / (rank + 1) for rank in range(self.max_children)]
+            for seen, accepted in zip(self._seen.tolist(), self._accepted.tolist(), strict=True):
+                counts = zip(above, accepted, seen, strict=True)
+                above = [(PRIOR_WEIGHT * rate + a) / (PRIOR_WEIGHT + s) for rate, a, s in counts]
+                rates.append(above)
+            self._rates = np.clip(rates, 0, 1)
+        return self._rates
 
-    def rates(self) -> list[list[float]]:
-        """[depth][rank]: of the children whose earlier siblings are rejected, how many are accepted."""
-        above = [FIRST / (rank + 1) for rank in range(self.max_children)]
-        priors, weight = (self.shared.rates(), SHARED_WEIGHT) if self.shared else (None, PRIOR_WEIGHT)
-        rates = []
-        for depth, (seen, accepted) in enumerate(zip(self._seen, self._accepted, strict=True)):
-            prior = priors[depth] if priors else above
-            above = [(weight * rate + a) / (weight + s) for rate, a, s in zip(prior, accepted, seen, strict=True)]
-            rates.append(above)
-        return rates
-
-    def table(self) -> Table:
-        """[depth][rank]: the probability that of an accepted node the child of that rank is the accepted one.
+    def chances(self) -> Floats:
+        """[depth, rank]: the probability that of an accepted node the child of that rank is the accepted one.
 
         It does not rise with the rank: ranks that the averages put the wrong way round share their mean.
         """
-        return tuple(falling(chances(rates)) for rates in self.rates())
+        rates = self.rates()
+        found = rates * np.cumprod(np.hstack([np.ones((self.max_depth, 1)), 1 - rates[:, :-1]]), 1)
+        for depth in np.flatnonzero((np.diff(found) > 0).any(1)).tolist():
+            found[depth] = falling(found[depth].tolist())
+        return np.asarray(found)
+
+    def table(self) -> Table:
+        """`chances` as the planner takes them."""
+        return tuple(map(tuple, self.chances().tolist()))
 
 
-def chances(rates: Seq[float]) -> list[float]:
-    """Of each rank, that it is accepted and all before it are rejected."""
-    found, left = [], 1.0
-    for rate in rates:
-        found.append(left * rate)
-        left *= 1 - rate
-    return found
+@lru_cache(maxsize=4096)
+def _counts(shape: TreeShape, last: int, until: int, max_depth: int, max_children: int) -> Floats:
+    """[2, depth, rank]: what a round showed whose accepted path ends with `last`: children tested, and accepted."""
+    counts, path = np.zeros((2, max_depth, max_children)), [last]
+    while path[0]:
+        path.insert(0, shape.parents[path[0]])
+    for depth, node in enumerate(path[: min(until, max_depth)]):
+        accepted = shape.ranks[path[depth + 1]] if depth + 1 < len(path) else None
+        tested = shape.num_children[node] if accepted is None else accepted + 1
+        counts[0, depth, :tested] = 1
+        if accepted is not None and accepted < max_children:
+            counts[1, depth, accepted] = 1
+    return counts
 
 
 def falling(values: Seq[float]) -> tuple[float, ...]:

@@ -14,8 +14,7 @@ BINS = 16  # of confidence
 PRIOR_WEIGHT = 4.0  # observations that a bin's own confidence counts for
 DECAY = 0.998  # of an observation's weight with each later one of its bin
 ASK = 1.0  # of what drafting costs besides its levels, that each question costs: another program is begun
-ASK_SHARE = 0.05  # of the drafting between two questions that they may cost
-GROWTH = 8  # levels by which a planned tree's trunk may be exceeded
+ASK_SHARE = 0.1  # of the drafting between two questions that they may cost
 
 
 @dataclass
@@ -50,19 +49,6 @@ def _bin(confidence: float) -> int:
 def levels_between(costs: CostTable) -> int:
     """How many levels are drafted from one question to the next, so that asking costs a small share of them."""
     return max(1, math.ceil(ASK * costs.drafting / (ASK_SHARE * max(costs.draft(1), 1e-3))))
-
-
-def grown(shape: TreeShape, levels: int, max_depth: int, node_budget: int) -> TreeShape:
-    """A trunk-first shape with a longer trunk, for rounds in which the draft is surer than it mostly is.
-
-    levels: from one question to the next. There is none before the shape's own end is drafted if they are more.
-    """
-    depth = shape.depth
-    more = min(GROWTH, max_depth - depth, node_budget + 1 - shape.num_nodes)
-    if not depth or more <= 0 or -(-depth // levels) * levels >= depth + more:
-        return shape
-    moved = [parent if parent <= depth else parent + more for parent in shape.parents[depth + 1 :]]
-    return TreeShape((*range(-1, depth + more), *moved))
 
 
 def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTable, num_seqs: int) -> tuple[float, ...]:

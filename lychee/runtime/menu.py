@@ -46,8 +46,8 @@ class Menu:
     def with_shape(self, shape: TreeShape) -> Menu:
         return Menu([*self.shapes, shape], *self._extent)
 
-    def emitted(self, accept: Table) -> Floats:
-        """[shapes]: the tokens that a round of each is expected to emit, by `accept` as the planner takes it."""
+    def emitted(self, accept: Floats | Table) -> Floats:
+        """[shapes]: the tokens that a round of each is expected to emit, by `accept` [depth, rank] as the planner's."""
         reach = np.exp(self._steps @ np.log(np.maximum(accept, NEVER)).ravel())
         return np.asarray(np.add.reduceat(reach, self._first))
 

@@ -10,7 +10,7 @@ import numpy as np
 from .acceptance_stats import AcceptanceStats
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable
-from .early_exit import Calibration, grown, least_survivals, levels_between
+from .early_exit import Calibration, least_survivals, levels_between
 from .menu import Floats, Menu
 from .planner import plan
 from .round_times import RoundTimes
@@ -29,16 +29,14 @@ WORTH = 1.02  # times as many tokens per millisecond as a plan brings, for anoth
 class Planning:
     """What the requests of a batch draft: each `shape` or nothing.
 
-    drafted: the shape with its trunk as long as it may become. exits: of each request that drafts, by depth, how
-    probable the trunk must be to be drafted on.
+    exits: of each request that drafts, by depth, how probable the trunk must be to be drafted on.
     """
 
     shape: TreeShape
-    drafted: TreeShape
     exits: dict[int, tuple[float, ...]]
 
 
-NATIVE = Planning(TreeShape.chain(0), TreeShape.chain(0), {})
+NATIVE = Planning(TreeShape.chain(0), {})
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Planned:
     Where plain decoding is planned nothing is learnt of the draft: after a pause that doubles up to LAST_PAUSE rounds a
     short chain probes it again. What was seen of a request that is left out counts for less and less.
 
-    A shape's trunk is longer than planned, and how much of a shape is drafted is decided while it is: `early_exit`.
+    How much of a shape is drafted is decided while it is: `early_exit`.
 
     max_depth: levels at most. node_budget: drafted nodes at most.
     """
@@ -77,7 +75,7 @@ class Planned:
 
     @property
     def shapes(self) -> Seq[TreeShape]:
-        return [TreeShape.chain(0), *dict.fromkeys([self.probe, *map(self._grown, self.menu.shapes)])]
+        return [TreeShape.chain(0), *dict.fromkeys([self.probe, *self.menu.shapes])]
 
     @property
     def costs(self) -> CostTable:
@@ -124,15 +122,15 @@ class Planned:
                 self._left, self._pause, self._probed = self._pause, min(2 * self._pause, LAST_PAUSE), False
         self._left -= 1
         planning = self._planning
-        return [planning.drafted if i in planning.exits else TreeShape.chain(0) for i in request_ids]
+        return [planning.shape if i in planning.exits else TreeShape.chain(0) for i in request_ids]
 
     def _planned(self, request_ids: Seq[int]) -> Planning:
         """The best of the menu, or what was planned before where that is hardly worse."""
         if self._observed >= self._renewal:
             self._renew()
         costs = self._costs_of(len(request_ids))
-        tables = [self._requests[request_id].stats.table() for request_id in request_ids]
-        gained = np.array([self.menu.emitted(table) - 1 for table in tables])  # [sequences, shapes]
+        stats = [self._requests[request_id].stats for request_id in request_ids]
+        gained = np.array([self.menu.emitted(known.chances()) - 1 for known in stats])  # [sequences, shapes]
         best_first = np.argsort(-gained, axis=0)
         sums = np.take_along_axis(gained, best_first, 0).cumsum(0)
         tokens = len(request_ids) + np.concatenate([np.zeros((1, sums.shape[1])), sums])
@@ -144,26 +142,24 @@ class Planned:
         if not drafting:
             return NATIVE
         shape = self.menu.shapes[at]
-        drafted, rate, exits = self._grown(shape), float(rates[drafting, at]) / drafting, {}
+        rate, exits = float(rates[drafting, at]) / drafting, {}
         for i in best_first[:drafting, at].tolist():
-            asked = self.levels < drafted.depth
-            least = least_survivals(drafted, rate, tables[i], self.costs, drafting) if asked else ()
+            asked = self.levels < shape.depth
+            least = least_survivals(shape, rate, stats[i].table(), self.costs, drafting) if asked else ()
             exits[request_ids[i]] = least
-        return Planning(shape, drafted, exits)
+        return Planning(shape, exits)
 
     def _costs_of(self, num_seqs: int) -> Floats:
         if num_seqs not in self._milliseconds:
             self._milliseconds[num_seqs] = self.menu.milliseconds(self.costs, num_seqs)
         return self._milliseconds[num_seqs]
 
-    def _grown(self, shape: TreeShape) -> TreeShape:
-        return grown(shape, self.levels, self.max_depth, self.node_budget)
-
     def _renew(self) -> None:
         """Add the best tree by what all requests have shown to the menu, where it is better than all that are there."""
         self._renewal *= 2
-        best = plan(table := self.shared.table(), self.costs, self.buckets)
-        if best.rate > WORTH * (self.menu.emitted(table) / self._costs_of(1)[1]).max() and best.shape.depth:
+        best = plan(self.shared.table(), self.costs, self.buckets)
+        known = (self.menu.emitted(self.shared.chances()) / self._costs_of(1)[1]).max()
+        if best.shape.depth and best.rate > WORTH * known:
             self.menu = self.menu.with_shape(best.shape)
             self._milliseconds.clear()
 
@@ -176,10 +172,12 @@ class Planned:
             return
         known.stats.observe(tree.shape, path, emitted, tree.depth)
         self._observed += 1
-        reached = tree.shape.on_trunk(path)
-        for depth, confidence in enumerate(known.confidences[: min(emitted, reached + 1)]):
-            self.calibration.observe(confidence, depth < reached)
-        known.confidences = ()
+        if known.confidences:
+            reached = tree.shape.on_trunk(path)
+            for depth, confidence in enumerate(known.confidences[: min(emitted, reached + 1)]):
+                self.calibration.observe(confidence, depth < reached)
+            known.confidences = ()
 
     def forget(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
+        if known := self._requests.pop(request_id, None):
+            known.stats.settle()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 
 from .cost_table import CostTable, Curve
-from .tree import ProposedTree
+from .tree import ProposedTree, TreeShape
+
+Kind = tuple[TreeShape, int, int]  # of a tree: its shape, the levels drafted, and the nodes that were not drawn
 
 LEAST = 5  # rounds of a kind before it counts
 
@@ -21,41 +24,43 @@ class RoundTimes:
     """
 
     base: CostTable
-    _verify: dict[int, list[float]] = field(default_factory=dict)
-    _draft: list[float] = field(default_factory=list)
+    _rounds: list[tuple[Seq[ProposedTree], float, float]] = field(default_factory=list)
     _last: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
         self._last = self.base
+        self._expected = lru_cache(maxsize=64)(self._cost)
 
     def add(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
         """A round: its trees, as far as they were drafted."""
-        rows = sum(len(tree.tokens) - tree.tokens.count(-1) for tree in trees)
-        self._verify.setdefault(rows, []).append(verify_ms)
-        depth = max(tree.depth for tree in trees)
-        if depth:
-            frontiers = [sum(len(tree.shape.frontiers[at]) for tree in trees if tree.depth > at) for at in range(depth)]
-            self._draft.append(draft_ms / self._expected(frontiers))
-
-    def _expected(self, frontiers: Seq[int]) -> float:
-        alike = frontiers[0]
-        if all(rows == alike for rows in frontiers):
-            return self.base.drafting + len(frontiers) * self.base.draft(alike)
-        return self.base.drafting + sum(map(self.base.draft, frontiers))
+        self._rounds.append((trees, draft_ms, verify_ms))
 
     def table(self) -> CostTable:
         """The base's costs as they are now; without rounds enough, as they were."""
-        shares = {rows: [ms / self.base.verify(rows) for ms in times] for rows, times in self._verify.items()}
-        known = {rows: median(of_kind) for rows, of_kind in shares.items() if len(of_kind) >= LEAST}
-        if known:
-            every = median(share for of_kind in shares.values() for share in of_kind)
-            points = {rows: ms * every for rows, ms in self.base.verify.points}
-            points |= {rows: self.base.verify(rows) * share for rows, share in known.items()}
-            self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))))
-            self._verify.clear()
-        if len(self._draft) >= LEAST:
-            share = median(self._draft)
-            draft = Curve(tuple((rows, ms * share) for rows, ms in self.base.draft.points))
-            self._last = replace(self._last, draft=draft, drafting=self.base.drafting * share)
-            self._draft.clear()
+        verify: dict[int, list[float]] = {}
+        draft: list[float] = []
+        for trees, draft_ms, verify_ms in self._rounds:
+            rows, expected = self._expected(tuple((t.shape, t.depth, t.tokens.count(-1)) for t in trees))
+            verify.setdefault(rows, []).append(verify_ms / self.base.verify(rows))
+            if expected:
+                draft.append(draft_ms / expected)
+        known = {rows: median(shares) for rows, shares in verify.items() if len(shares) >= LEAST}
+        if not known:
+            return self._last
+        every = median(share for shares in verify.values() for share in shares)
+        points = {rows: ms * every for rows, ms in self.base.verify.points}
+        points |= {rows: self.base.verify(rows) * share for rows, share in known.items()}
+        self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))))
+        if len(draft) >= LEAST:
+            share = median(draft)
+            levels = Curve(tuple((rows, ms * share) for rows, ms in self.base.draft.points))
+            self._last = replace(self._last, draft=levels, drafting=self.base.drafting * share)
+        self._rounds.clear()
         return self._last
+
+    def _cost(self, kind: tuple[Kind, ...]) -> tuple[int, float]:
+        """Rows of the target's pass, and milliseconds of drafting."""
+        rows = sum(shape.num_nodes - dead for shape, _, dead in kind)
+        deepest = max(depth for _, depth, _ in kind)
+        frontiers = [sum(len(s.frontiers[at]) for s, depth, _ in kind if depth > at) for at in range(deepest)]
+        return rows, self.base.drafting + sum(map(self.base.draft, frontiers)) if deepest else 0.0

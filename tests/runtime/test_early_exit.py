@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed
 from lychee.runtime.cost_table import CostTable, Curve
-from lychee.runtime.early_exit import Calibration, grown, least_survivals, levels_between
+from lychee.runtime.early_exit import Calibration, least_survivals, levels_between
 from lychee.runtime.planned import COST_ROUNDS, Planned
 from lychee.runtime.planner import planned
 from lychee.runtime.tree import ProposedTree, TreeShape
@@ -63,18 +63,6 @@ def test_where_nothing_below_is_ever_accepted_no_trunk_is_sure_enough():
     assert least_survivals(TreeShape.chain(2), 0.1, table, FLAT, 1)[1] == math.inf
 
 
-def test_a_grown_tree_keeps_its_nodes_and_its_trunk_comes_first():
-    shape = TreeShape.widths((2, 1))
-    longer = grown(shape, 1, 6, 32)
-    assert longer.trunk == tuple(range(7))
-    assert longer.depth == 6
-    assert sorted(shape.depths) == sorted(longer.cut(2, 99).depths)
-    assert grown(shape, 1, 2, 32) == shape  # no deeper level is allowed
-    assert grown(shape, 1, 6, shape.num_nodes - 1) == shape  # no more nodes are
-    assert grown(shape, 32, 12, 32) == shape  # nobody would ask whether to stop
-    assert grown(TreeShape.chain(0), 1, 6, 32) == TreeShape.chain(0)
-
-
 def test_where_a_question_costs_many_levels_fewer_are_asked():
     dear = CostTable(FLAT.verify, FLAT.draft, drafting=2.0)
     cheap = CostTable(FLAT.verify, FLAT.draft, drafting=0.1)
@@ -98,6 +86,7 @@ def test_what_was_not_drafted_is_not_taken_for_rejected():
     (shape,) = controller.plan([1])
     for _ in range(200):
         controller.observe(1, ProposedTree(shape, (), 1), (0, 1), 2)
+    controller.forget(1)
     seen = controller.shared._seen
     assert seen[0][0] > 0
     assert all(not any(ranks) for ranks in seen[1:])
