@@ -115,7 +115,7 @@ class AcceptanceStats:
         self.settle()
         if self.shared:
             prior = self.shared.rates().copy()  # which are kept
-            prior[:, 0] = np.maximum(0, 1 - self.hazard * (1 - prior[:, 0]))
+            prior[:, 0] **= self.hazard
             return np.asarray((SHARED_WEIGHT * prior + self._accepted) / (SHARED_WEIGHT + self._seen))
         if self._rates is None:
             rates, above = [], [FIRST / (rank + 1) for rank in range(self.max_children)]
@@ -129,13 +129,12 @@ class AcceptanceStats:
     def chances(self) -> Floats:
         """[depth, rank]: the probability that of an accepted node the child of that rank is the accepted one.
 
-        It does not rise with the rank: ranks that the averages put the wrong way round share their mean.
+        It does not rise with the rank: of a rank that the averages put above an earlier one, it is the earlier one's.
         """
         rates = self.rates()
-        found = rates * np.cumprod(np.hstack([np.ones((self.max_depth, 1)), 1 - rates[:, :-1]]), 1)
-        for depth in np.flatnonzero((np.diff(found) > 0).any(1)).tolist():
-            found[depth] = falling(found[depth].tolist())
-        return np.asarray(found)
+        found = rates.copy()
+        found[:, 1:] *= np.cumprod(1 - rates[:, :-1], 1)
+        return np.asarray(np.minimum.accumulate(found, 1))
 
     def table(self) -> Table:
         """`chances` as the planner takes them."""
@@ -155,14 +154,3 @@ def _counts(shape: TreeShape, last: int, until: int, max_depth: int, max_childre
         if accepted is not None and accepted < max_children:
             counts[1, depth, accepted] = 1
     return counts
-
-
-def falling(values: Seq[float]) -> tuple[float, ...]:
-    """The nearest values, in least squares, that do not rise: neighbours that do are pooled. Their sum stays."""
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([value])
-        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-            pool = pools.pop(-2) + pools.pop()
-            pools.append([sum(pool) / len(pool)] * len(pool))
-    return tuple(value for pool in pools for value in pool)

@@ -1,7 +1,6 @@
 """Acceptance by depth and rank: it converges, what was not reached does not count, and little evidence moves little."""
 
 import random
-from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -16,7 +15,6 @@ from lychee.runtime.acceptance_stats import (
     SHARED_DECAY,
     SHARED_WEIGHT,
     AcceptanceStats,
-    falling,
 )
 from lychee.runtime.cost_table import CostTable, Curve
 from lychee.runtime.planner import plan
@@ -96,7 +94,7 @@ def test_the_table_converges_to_the_true_one(seed, shapes):
     rates = true_rates(seed)
     stats = watched(AcceptanceStats(DEPTH, CHILDREN), shapes, rates, 30_000, seed)
     assert error(stats.rates(), rates) < 4 * noise(SHARED_DECAY)
-    assert error(stats.table(), [falling(chances_of(row)) for row in rates]) < 4 * noise(SHARED_DECAY)
+    assert error(stats.table(), [np.minimum.accumulate(chances_of(row)) for row in rates]) < 4 * noise(SHARED_DECAY)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -168,7 +166,7 @@ def test_a_request_that_is_hard_to_draft_for_is_hard_at_depths_that_it_has_not_r
         request.settle()
     hard = watched(shared.of_request(), [chain.cut(2, 9)], [[0.5]] * 8, 20, 1)
     easy = watched(shared.of_request(), [chain.cut(2, 9)], [[0.95]] * 8, 20, 2)
-    assert easy.rates()[7][0] > 0.88 > 0.75 > hard.rates()[7][0]
+    assert easy.rates()[7][0] > 0.88 > 0.78 > hard.rates()[7][0]
     assert hard.hazard > 1.3 > 0.7 > easy.hazard
     assert shared.rates()[7][0] < 0.92  # an average that did not know who was drafted deep would say 0.95
 
@@ -209,17 +207,11 @@ def test_every_table_is_one_that_the_planner_takes(observations):
     assert plan(table, costs, shape_buckets(12, 3)).emitted >= 1
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_pooling_keeps_the_sum_and_what_already_falls(values):
-    pooled = falling(values)
-    assert all(a >= b for a, b in pairwise(pooled))
-    assert sum(pooled) == pytest.approx(sum(values))
-    assert falling(pooled) == pooled
-    ordered = sorted(values, reverse=True)
-    assert falling(ordered) == tuple(ordered)
-
-
-def test_pooling_gives_neighbours_their_mean():
-    assert falling([0.5, 0.1, 0.3, 0.05]) == pytest.approx((0.5, 0.2, 0.2, 0.05))
-    assert falling([0.1, 0.2, 0.6]) == pytest.approx((0.3, 0.3, 0.3))
+def test_a_later_rank_is_never_worth_more_than_an_earlier_one():
+    stats = AcceptanceStats(1, 3)
+    for _ in range(2000):
+        add(stats, 0, 0, False)
+        add(stats, 0, 1, False)
+        add(stats, 0, 2, True)
+    assert stats.rates()[0, 2] > 0.9
+    assert len(set(stats.table()[0][1:])) == 1

@@ -78,7 +78,7 @@ def test_requests_differ_by_their_own_acceptance():
             path = [0, *shape.trunk[1 : length + 1]]
             controller.observe(request, ProposedTree(shape, ()), path, len(path))
     good, bad = (sum(depths[request][-320:]) for request in (1, 2))
-    assert good > 320 * 5
+    assert good >= 320 * 5
     assert bad < good / 8
     controller.forget(1)
     controller.forget(2)
