@@ -131,14 +131,13 @@ class ModelDrafter:
         A block that several sequences share is filled by one of them, once.
         """
         while behind := [seq for seq in seqs if self._lag(seq) > 1]:
-            budget, filled, size = self.max_num_batched_tokens, set[int](), self.pool.block_size
+            budget, taken = self.max_num_batched_tokens, set[int]()
             chunks: list[tuple[Sequence, int]] = []
             for seq in behind:
-                stop = min(seq.cached, seq.draft_cached + budget)
-                blocks = seq.blocks[seq.draft_cached // size : self.pool.blocks_for(stop)]
-                if budget and blocks[0] not in filled:
+                stop = self._stop(seq, budget, taken)
+                if stop > seq.draft_cached:
                     chunks.append((seq, stop))
-                    filled.update(blocks)
+                    taken.update(seq.blocks[seq.draft_cached // self.pool.block_size : self.pool.blocks_for(stop)])
                     budget -= stop - seq.draft_cached
             rows = Rows.prefill(
                 tokens=[seq.tokens[seq.draft_cached : stop] for seq, stop in chunks],
@@ -149,9 +148,20 @@ class ModelDrafter:
             )
             self.compiled.forward(rows)
             for seq, stop in chunks:
-                for nth in range(seq.draft_cached // size, self.pool.blocks_for(stop)):
-                    self.pool.drafted[seq.blocks[nth]] = min(stop - nth * size, size)
+                for nth in range(seq.draft_cached // self.pool.block_size, self.pool.blocks_for(stop)):
+                    filled = min(stop - nth * self.pool.block_size, self.pool.block_size)
+                    self.pool.drafted[seq.blocks[nth]] = filled
                 seq.draft_cached = stop
+
+    def _stop(self, seq: Sequence, budget: int, taken: set[int]) -> int:
+        """Where the sequence's next chunk ends: before a block that another fills, or that has been filled."""
+        size, stop = self.pool.block_size, min(seq.cached, seq.draft_cached + budget)
+        first = seq.draft_cached // size
+        for nth in range(first, self.pool.blocks_for(stop)):
+            block = seq.blocks[nth]
+            if block in taken or (nth > first and self.pool.drafted[block]):
+                return nth * size
+        return stop
 
     def _lag(self, seq: Sequence) -> int:
         """Tokens that the draft has no KV of, after what others have filled in shared blocks since."""
