@@ -174,6 +174,17 @@ def test_sequences_that_share_blocks_without_the_drafts_kv_fill_them_once():
     assert all(o.outputs[0].stats.accepted == o.outputs[0].stats.drafted > 4 for o in outputs)
 
 
+def test_of_a_prefix_with_holes_the_draft_fills_the_holes_alone():
+    llm, params = small("same"), greedy(max_tokens=21)
+    answer, pool = run(llm, ALIKE[1], params, True), llm.engine().scheduler.pool
+    for key in (answer.keys[0], answer.keys[3]):
+        pool.drafted[pool.find(key)] = 1
+    with watched(llm):
+        seq = run(llm, answer.tokens[:-3], params, True)
+    assert seq.stats.cached_tokens == 36
+    assert seq.stats.accepted == seq.stats.drafted > 8
+
+
 def test_a_draft_of_a_shorter_context_leaves_blocks_that_only_the_target_has(tmp_path):
     draft = make_model_dir(tmp_path, noise_of=model_dir("T"), max_position=24)
     llm, params, prompts = small(draft), greedy(max_tokens=30), [SYSTEM, [*SYSTEM, 3], SYSTEM]

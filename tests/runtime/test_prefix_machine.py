@@ -258,7 +258,12 @@ def test_a_fault_is_found(method, monkeypatch):
         run_state_machine_as_test(Schedules, settings=settings(FOUND, phases=[Phase.generate]))
 
 
-FOUND = settings(derandomize=True, max_examples=60, stateful_step_count=30, deadline=None)
+@pytest.mark.slow
+def test_many_more_schedules():
+    run_state_machine_as_test(Schedules, settings=settings(FOUND, max_examples=3000))
+
+
+FOUND = settings(derandomize=True, max_examples=120, stateful_step_count=30, deadline=None)
 TestSchedules = Schedules.TestCase
 TestSchedules.settings = FOUND
 TestApart = Apart.TestCase
