@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--prompts is {args.prompts} and --repeats is {args.repeats}, must be at least 1")
     prompts = list(chain.from_iterable(zip(*demo.prompts().values(), strict=True)))[: args.prompts]
     try:
-        llm = LLM(args.model, draft_model=args.draft_model, device="cpu")
+        llm = LLM(args.model, draft_model=args.draft_model, device="cpu", prefix_cache=False)
         params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
     except (ModelError, ParameterError) as error:
         parser.error(str(error))

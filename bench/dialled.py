@@ -87,8 +87,9 @@ def engine_of(target: Llama, draft: Llama | None, num_blocks: int, batch: int, s
         if model is not None
     ]
     vocab = target.config.vocab_size
-    drafter = None if draft is None else ModelDrafter(draft, allocate[1], vocab, MAX_BATCHED)
-    scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), batch, MAX_BATCHED)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    drafter = None if draft is None else ModelDrafter(draft, allocate[1], pool, vocab, MAX_BATCHED)
+    scheduler = Scheduler(pool, batch, MAX_BATCHED)
     return Engine(target, allocate[0], scheduler, drafter, Fixed(shape), vocab=vocab)
 
 

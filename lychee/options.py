@@ -55,6 +55,16 @@ def add_room(p: argparse.ArgumentParser) -> None:
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
 
 
+def add_prefix_cache(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        default=None,
+        help="do not keep the KV of prompts and answers for requests that begin alike",
+    )
+
+
 def add_loading(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     p.add_argument(

@@ -30,6 +30,7 @@ from .options import (
     add_lengths,
     add_loading,
     add_models,
+    add_prefix_cache,
     add_room,
     add_speculative_config,
     check_writable,
@@ -75,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch-size", type=int, metavar="N", help="prompts run together (default all; 1 with --compare)")
     add_room(p)
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="prompts that run at once; others wait (default 64)")
+    add_prefix_cache(p)
     p.add_argument("--report", type=Path, metavar="FILE.json", help="write outputs and metrics as JSON")
     p.add_argument(
         "--trace", type=Path, metavar="FILE.json", help="write when rounds and their phases ran, for Perfetto"
@@ -102,7 +104,8 @@ def _main(args: argparse.Namespace) -> int:
     if args.compare and draft is None:
         raise ParameterError("--compare needs a --draft-model")
     config = None if draft is None else speculative_config(args)
-    named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
+    names = "max_model_len", "max_num_seqs", "num_blocks", "prefix_cache"
+    named = {name: getattr(args, name) for name in names}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee run", args, target, draft, config, sizes)
     prompts: list[Prompt] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import acceptance, cpu_pair, equals_transformers, quality, rows
+from bench import acceptance, cpu_pair, equals_transformers, prefix, quality, rows
 from bench.perplexity import Windows, losses, perplexity
 from lychee.kernels import OPS
 from lychee.models.batch import Batch
@@ -31,6 +31,13 @@ def test_rows_times_every_size_of_both_models(pair, tmp_path):
     times = json.loads((tmp_path / "rows.json").read_text())
     assert {name: set(sizes) for name, sizes in times.items()} == {"target": {"1", "3"}, "draft": {"1", "3"}}
     assert all(took > 0 for sizes in times.values() for took in sizes.values())
+
+
+def test_prefix_times_a_prompt_that_comes_again(pair, capsys):
+    prefix.main([*pair, "--lengths", "32", "33", "--repeats", "2"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["32", "31"], ["33", "32"]]
+    assert all(float(number) > 0 for row in rows for number in row)
 
 
 @pytest.mark.parametrize("bad", [["--rows", "0"], ["--rows", "a"], ["--context", "99999"], ["--model", "nowhere"]])

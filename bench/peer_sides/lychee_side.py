@@ -33,6 +33,7 @@ class LycheeSide:
             target_quant=setup.options["target_quant"],
             draft_quant=None if self.native else setup.draft_quant,
             max_num_seqs=1,
+            prefix_cache=False,  # prompts come again, and are to be read again as the others do
             max_model_len=setup.context,
         )
         self.llm.warm_up(self._params(4), native=self.native)

@@ -51,7 +51,7 @@ class DraftsGreedily(ModelDrafter):
     """Proposes the draft's likeliest tokens, and says that they were drawn from its probabilities."""
 
     def __init__(self, sound: ModelDrafter) -> None:
-        super().__init__(sound.model, sound.kv, sound.vocab, sound.max_num_batched_tokens)
+        super().__init__(sound.model, sound.kv, sound.pool, sound.vocab, sound.max_num_batched_tokens)
         self.compiled, self.loop = sound.compiled, sound.loop
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:

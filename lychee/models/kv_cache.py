@@ -39,6 +39,11 @@ class KVCache:
         width = cache_width(config.num_kv_heads, config.head_dim, dtype)
         return 2 * config.num_layers * block_size * config.num_kv_heads * width * dtype.itemsize
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Keys and values of all layers and slots of a block."""
+        start, to = source * self.block_size, destination * self.block_size
+        self.storage[:, :, to : to + self.block_size] = self.storage[:, :, start : start + self.block_size]
+
     @property
     def num_blocks(self) -> int:
         return self.storage.shape[2] // self.block_size

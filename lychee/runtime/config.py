@@ -179,6 +179,8 @@ class EngineConfig:
     max_num_seqs: sequences that run together; others wait.
     max_num_batched_tokens: prompt tokens per prefill step.
     max_model_len: tokens a sequence may have; None is the target's own limit.
+    prefix_cache: keep the KV of full blocks after their sequence has ended, as long as there is room, for requests that
+        begin with the same tokens.
     """
 
     block_size: int = 16
@@ -186,9 +188,11 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name in get_type_hints(type(self)):
+        check_bool("prefix_cache", self.prefix_cache)
+        for name in get_type_hints(type(self)).keys() - {"prefix_cache"}:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("block_size", self.block_size, 1, MAX_SLOTS)

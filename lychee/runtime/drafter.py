@@ -17,6 +17,7 @@ from lychee.models.kv_cache import KVCache
 from lychee.models.layout import Ints, Rows, ints
 from lychee.models.llama import Llama
 
+from .blocks import BlockPool
 from .draft_loop import DraftLoop, Drawn
 from .drafting import Drafting
 from .goes_on import GoesOn
@@ -38,8 +39,8 @@ class Drafter(Protocol):
 class ModelDrafter:
     """A draft model over the target's blocks, with KV storage of its own."""
 
-    def __init__(self, model: Llama, kv: KVCache, vocab: int, max_num_batched_tokens: int) -> None:
-        self.model, self.kv, self.vocab = model, kv, vocab
+    def __init__(self, model: Llama, kv: KVCache, pool: BlockPool, vocab: int, max_num_batched_tokens: int) -> None:
+        self.model, self.kv, self.pool, self.vocab = model, kv, pool, vocab
         self.compiled, self.loop = CompiledLlama(model, kv), DraftLoop(model, kv, vocab)
         self.max_len = model.config.max_positions
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -125,25 +126,53 @@ class ModelDrafter:
         return drawn
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:
-        """Prefill the draft's KV up to the root where it lags by more than the one token that a full accept leaves."""
-        while behind := [seq for seq in seqs if seq.cached - seq.draft_cached > 1]:
-            budget, tokens, starts, tables = self.max_num_batched_tokens, [], [], []
+        """Prefill the draft's KV up to the root where it lags by more than the one token that a full accept leaves.
+
+        A block that several sequences share is filled by one of them, once.
+        """
+        while behind := [seq for seq in seqs if self._lag(seq) > 1]:
+            budget, taken = self.max_num_batched_tokens, set[int]()
+            chunks: list[tuple[Sequence, int]] = []
             for seq in behind:
-                stop = min(seq.cached, seq.draft_cached + budget)
+                stop = self._stop(seq, budget, taken)
                 if stop > seq.draft_cached:
-                    tokens.append(seq.tokens[seq.draft_cached : stop])
-                    starts.append(seq.draft_cached)
-                    tables.append(seq.blocks)
+                    chunks.append((seq, stop))
+                    taken.update(seq.blocks[seq.draft_cached // self.pool.block_size : self.pool.blocks_for(stop)])
                     budget -= stop - seq.draft_cached
-                    seq.draft_cached = stop
             rows = Rows.prefill(
-                tokens=tokens,
-                context_lens=starts,
-                block_tables=tables,
+                tokens=[seq.tokens[seq.draft_cached : stop] for seq, stop in chunks],
+                context_lens=[seq.draft_cached for seq, _ in chunks],
+                block_tables=[seq.blocks for seq, _ in chunks],
                 block_size=self.kv.block_size,
                 logit_rows=[],
             )
             self.compiled.forward(rows)
+            for seq, stop in chunks:
+                for nth in range(seq.draft_cached // self.pool.block_size, self.pool.blocks_for(stop)):
+                    filled = min(stop - nth * self.pool.block_size, self.pool.block_size)
+                    self.pool.drafted[seq.blocks[nth]] = filled
+                seq.draft_cached = stop
+
+    def _stop(self, seq: Sequence, budget: int, taken: set[int]) -> int:
+        """Where the sequence's next chunk ends: before a block that another fills, or that has been filled."""
+        size, stop = self.pool.block_size, min(seq.cached, seq.draft_cached + budget)
+        first = seq.draft_cached // size
+        for nth in range(first, self.pool.blocks_for(stop)):
+            block = seq.blocks[nth]
+            if block in taken or (nth > first and self.pool.drafted[block]):
+                return nth * size
+        return stop
+
+    def _lag(self, seq: Sequence) -> int:
+        """Tokens that the draft has no KV of, after what others have filled in shared blocks since."""
+        size = self.pool.block_size
+        while seq.draft_cached < seq.cached:
+            nth = seq.draft_cached // size
+            drafted = min(nth * size + self.pool.drafted[seq.blocks[nth]], seq.cached)
+            if drafted <= seq.draft_cached:
+                break
+            seq.draft_cached = drafted
+        return seq.cached - seq.draft_cached
 
 
 class ScriptedDrafter:

@@ -24,7 +24,7 @@ from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
 from .metrics import Metrics
 from .proposals import Proposals, undrafted
-from .scheduler import PrefillChunk, Scheduler
+from .scheduler import PrefillChunk, Scheduler, Work
 from .sequence import Sequence
 from .streamer import Chunk, TokenLogprob, push
 from .tree import TreeShape
@@ -82,9 +82,21 @@ class Engine:
         with self._timed("step_s"):
             work = self.scheduler.next()
             self.metrics.preemptions = self.scheduler.num_preemptions
+            self._begin(work)
             if work.chunks:
                 return self._prefill(work.chunks)
             return self._round(work.decode) if work.decode else []
+
+    def _begin(self, work: Work) -> None:
+        """Count what admitted sequences find in the prefix cache, and make the copies that they write in."""
+        for seq in work.admitted:
+            self.metrics.prefix_cache_queries += len(seq.tokens)
+            self.metrics.prefix_cache_hits += seq.cached
+            if not seq.num_emitted:
+                seq.stats.cached_tokens = seq.cached
+        for source, destination in work.copies:
+            for kv in self._caches:
+                kv.copy_block(source, destination)
 
     def _prefill(self, chunks: tuple[PrefillChunk, ...]) -> list[Chunk]:
         """Cache prompt tokens; a sequence whose last one is among them emits its first token."""
@@ -102,6 +114,7 @@ class Engine:
         for chunk in chunks:
             # A last token's KV is stored too, but it is a root now, and those count from their round's commit on.
             chunk.seq.cached = min(chunk.stop, len(chunk.seq.tokens) - 1)
+            self.scheduler.prefixes.publish(chunk.seq)
         if not done:
             return []
         sampling = self._sampling(tuple(chunks[i].seq for i in done))
@@ -187,7 +200,7 @@ class Engine:
             if seq.finished:
                 self._end(seq)
             else:
-                self.scheduler.trim(seq)
+                self.scheduler.settle(seq)
         return chunks
 
     def _commit(self, sampling: SamplingBatch, accepted: Accepted) -> None:
@@ -202,9 +215,13 @@ class Engine:
         longest = max(map(len, accepted.nodes))
         paths = np.array([[*path, *[-1] * (longest - len(path))] for path in accepted.nodes], np.int32)
         kept = torch.from_numpy(paths).to(device)
-        commit_kv(self.kv.storage, kept, *where, self.kv.block_size)
-        if isinstance(self.drafter, ModelDrafter):
-            commit_kv(self.drafter.kv.storage, kept, *where, self.kv.block_size)
+        for kv in self._caches:
+            commit_kv(kv.storage, kept, *where, kv.block_size)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        """Of both models, over the same blocks."""
+        return [self.kv, self.drafter.kv] if isinstance(self.drafter, ModelDrafter) else [self.kv]
 
     def _end(self, seq: Sequence) -> None:
         seq.stats.ended = time.perf_counter()

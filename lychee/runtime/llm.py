@@ -119,9 +119,14 @@ class LLM:
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         native: bool = False,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Complete the prompts together, as one batch. `native` decodes without the draft model."""
-        stream = self.stream(prompts, sampling_params, native=native)
+        """Complete the prompts together, as one batch. `native` decodes without the draft model.
+
+        cache_salt: KV of prefixes is shared with requests of the same salt alone, so that nobody else can tell from the
+        time to the first token that a text has been seen before.
+        """
+        stream = self.stream(prompts, sampling_params, native=native, cache_salt=cache_salt)
         for _ in stream:
             pass
         return stream.outputs()
@@ -132,6 +137,7 @@ class LLM:
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         native: bool = False,
+        cache_salt: str | None = None,
     ) -> Stream:
         """As `generate`, but an iterator over chunks, each yielded when its round ends.
 
@@ -140,7 +146,7 @@ class LLM:
         check_bool("native", native)
         with self._lock:
             engine = self.engine(native)
-            requests = self._requests(prompts, sampling_params, native or self.draft is None)
+            requests = self._requests(prompts, sampling_params, native or self.draft is None, cache_salt)
         return Stream(requests, self._run(engine, [seq for r in requests for seq in r.seqs]))
 
     def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, native: bool = False) -> None:
@@ -154,9 +160,11 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         native: bool = False,
+        cache_salt: str | None = None,
     ) -> RequestOutput:
         """Complete a conversation through the model's chat template."""
-        return self.generate([self.encode_chat(messages)], sampling_params, native=native)[0]
+        ids = self.encode_chat(messages)
+        return self.generate([ids], sampling_params, native=native, cache_salt=cache_salt)[0]
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the assistant's turn."""
@@ -241,11 +249,11 @@ class LLM:
         draft = None if native else self.draft
         models = [self.target] if draft is None else [self.target, draft]
         num_blocks = sizes.num_blocks or self._num_blocks(models)
-        kv = self._allocate(self.target, num_blocks)
+        kv, pool = self._allocate(self.target, num_blocks), BlockPool(num_blocks, block_size, sizes.prefix_cache)
         drafter: Drafter | None = None
         if draft is not None:
-            drafter = ModelDrafter(draft, self._allocate(draft, num_blocks), self.vocab, sizes.max_num_batched_tokens)
-        pool = BlockPool(num_blocks, block_size)
+            draft_kv = self._allocate(draft, num_blocks)
+            drafter = ModelDrafter(draft, draft_kv, pool, self.vocab, sizes.max_num_batched_tokens)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
         controller = self._controller(draft)
         config = self.speculative_config
@@ -322,7 +330,11 @@ class LLM:
                     self._inboxes.pop(seq.request_id, None)
 
     def _requests(
-        self, prompts: Prompt | Seq[Prompt], given: SamplingParams | Seq[SamplingParams] | None, native: bool
+        self,
+        prompts: Prompt | Seq[Prompt],
+        given: SamplingParams | Seq[SamplingParams] | None,
+        native: bool,
+        cache_salt: str | None = None,
     ) -> list[Request]:
         many = _prompts(prompts)
         if not many:
@@ -337,7 +349,7 @@ class LLM:
         requests = []
         for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
             try:
-                seqs = self._sequences(self.engine(native), prompt, sampling)
+                seqs = self._sequences(self.engine(native), prompt, sampling, cache_salt)
             except ParameterError as error:
                 if len(many) == 1:
                     raise
@@ -350,9 +362,11 @@ class LLM:
             requests.append(Request(prompt if isinstance(prompt, str) else None, tuple(seqs), lossy))
         return requests
 
-    def _sequences(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
+    def _sequences(
+        self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+    ) -> list[Sequence]:
         """Of a prompt, checked against the model and the pool."""
-        seqs = self.maker.sequences(prompt, params, self._next_id)
+        seqs = self.maker.sequences(prompt, params, self._next_id, cache_salt)
         engine.check(seqs[0])
         return seqs
 

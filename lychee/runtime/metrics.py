@@ -53,6 +53,7 @@ class RequestStats(Counts):
     first_token: float | None = None
     ended: float | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt's, those found in the prefix cache
 
     def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool, levels: int | None = None) -> None:
         """One round: its tree, the accepted path's nodes, root first, tokens emitted, and whether the text ended.
@@ -94,6 +95,7 @@ class RequestStats(Counts):
     def report(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "output_tokens": self.emitted,
             "ttft_s": self.ttft_s,
             "e2e_s": self.e2e_s,
@@ -108,12 +110,16 @@ class Metrics(Counts):
     native_rounds: sequences' rounds that drafted nothing, by reason: `no_draft` (there is no draft model), `off` (the
     request asked for none), `planned` (the controller's choice), `limit` (no room below the token limit or in the
     draft's context), `blocks` (no free KV blocks). Counted as they happen, those of aborted sequences too.
+    prefix_cache_queries, prefix_cache_hits: tokens of sequences that began, or resumed after a preemption, and how many
+    of them had KV already. Counted as they begin.
     """
 
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
     preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     native_rounds: Counter[str] = field(default_factory=Counter)
     peak_memory_bytes: int = 0
     ended: int = 0
@@ -142,6 +148,8 @@ class Metrics(Counts):
             "draft_s": self.draft_s,
             "verify_s": self.verify_s,
             "other_s": self.step_s - self.draft_s - self.verify_s,
+            "prefix_cache_queries": self.prefix_cache_queries,
+            "prefix_cache_hits": self.prefix_cache_hits,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
 

@@ -38,11 +38,15 @@ class RequestMaker:
         coupled = self.verify == "coupled" or (self.verify == "auto" and params.seed is not None)
         return Mode.COUPLED if coupled else Mode.REJECTION
 
-    def sequences(self, prompt: Prompt, params: SamplingParams, first_id: int) -> list[Sequence]:
+    def sequences(
+        self, prompt: Prompt, params: SamplingParams, first_id: int, cache_salt: str | None = None
+    ) -> list[Sequence]:
         """The n sequences of one prompt, ids from `first_id` on; all but the first share its prompt blocks.
 
-        Raises ParameterError.
+        cache_salt: prefixes are shared with requests of the same salt alone. Raises ParameterError.
         """
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise refuse("cache_salt", cache_salt, "text of at least one character, or None")
         ids = tuple(self.encode(prompt))
         if len(ids) >= self.max_model_len:
             raise ParameterError(
@@ -74,6 +78,7 @@ class RequestMaker:
                     detokenizer=Detokenizer(self.tokenizer, continues, params.skip_special_tokens),
                     stats=RequestStats(prompt_tokens=len(ids)),
                     leader=seqs[0] if seqs else None,
+                    cache_salt=cache_salt or "",
                 )
             )
         return seqs

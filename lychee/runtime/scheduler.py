@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .blocks import BlockPool
+from .prefix_cache import PrefixCache
 from .sequence import Sequence
 
 
@@ -20,10 +21,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class Work:
-    """One step: prefill chunks or decoding sequences, never both."""
+    """One step: prefill chunks or decoding sequences, never both.
+
+    admitted: sequences that begin with it, or resume. copies: blocks whose KV is copied before it, and where to.
+    """
 
     chunks: tuple[PrefillChunk, ...] = ()
     decode: tuple[Sequence, ...] = ()
+    admitted: tuple[Sequence, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 class Scheduler:
@@ -31,6 +37,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
+        self.prefixes = PrefixCache(pool)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.num_preemptions = 0
@@ -45,13 +52,14 @@ class Scheduler:
 
     def next(self) -> Work:
         """The next step's work. A prefill is preferred after a decode round; slots for one node each are reserved."""
+        work = Work()
         if not (self._prefilled_last and any(s.decoding for s in self.running)):
-            self._admit()
+            work = self._admit()
             if chunks := self._chunks():
                 self._prefilled_last = True
-                return Work(chunks=chunks)
+                return replace(work, chunks=chunks)
         self._prefilled_last = False
-        return Work(decode=self._decoders())
+        return replace(work, decode=self._decoders())
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended or was aborted: its blocks go back."""
@@ -67,39 +75,32 @@ class Scheduler:
         seq.blocks += self.pool.allocate(min(max(needed, 0), self.pool.num_free))
         return min(num_nodes, len(seq.blocks) * self.pool.block_size - seq.cached)
 
-    def trim(self, seq: Sequence) -> None:
-        """Give back the blocks that only rejected nodes used."""
+    def settle(self, seq: Sequence) -> None:
+        """After a round: let others share the blocks that are full, give back those that only rejected nodes used."""
+        self.prefixes.publish(seq)
         keep = self.pool.blocks_for(seq.cached + 1)
         self.pool.release(seq.blocks[keep:])
         del seq.blocks[keep:]
 
-    def _admit(self) -> None:
+    def _admit(self) -> Work:
         """Start waiting sequences whose whole prefix fits, keeping one block free per running sequence."""
+        admitted, copies = list[Sequence](), list[tuple[int, int]]()
         while self.waiting and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             if seq.leader is not None and seq.leader in self.running and not seq.leader.decoding:
-                return
-            shared = self._shareable(seq)
-            needed = self.pool.blocks_for(len(seq.tokens) + 1) - shared
-            reserve = 0 if not self.running else len(self.running)
-            if needed + reserve > self.pool.num_free:
-                return
+                break
+            hit, total = self.prefixes.find(seq), self.pool.blocks_for(len(seq.tokens) + 1)
+            owned = hit.last is not None and self.pool.is_idle(hit.last)
+            if total - len(hit.shared) - owned + len(self.running) > self.prefixes.room(hit):
+                break
             self.waiting.popleft()
-            if shared:
-                assert seq.leader is not None
-                seq.blocks = self.pool.share(seq.leader.blocks[:shared])
-                seq.cached = shared * self.pool.block_size
-                seq.draft_cached = min(seq.cached, seq.leader.draft_cached)
             seq.leader = None
-            seq.blocks += self.pool.allocate(needed)
+            if copied := self.prefixes.take(seq, hit):
+                copies.append(copied)
+            seq.blocks += self.pool.allocate(total - len(seq.blocks))
             self.running.append(seq)
-
-    def _shareable(self, seq: Sequence) -> int:
-        """Full prompt blocks that the leader holds; one prompt token at least is left to compute."""
-        leader = seq.leader
-        if leader is None or leader not in self.running or not leader.decoding:
-            return 0
-        return (seq.num_prompt - 1) // self.pool.block_size
+            admitted.append(seq)
+        return Work(admitted=tuple(admitted), copies=tuple(copies))
 
     def _chunks(self) -> tuple[PrefillChunk, ...]:
         budget, chunks = self.max_num_batched_tokens, []
@@ -121,7 +122,7 @@ class Scheduler:
         return tuple(s for s in ready if s in self.running)
 
     def _preempt(self, seq: Sequence) -> None:
-        """Give the sequence's blocks back; it waits first in line and recomputes its prefix later."""
+        """Give the sequence's blocks back; it waits first in line and later recomputes what is gone of its prefix."""
         self._release(seq)
         seq.cached = seq.draft_cached = 0
         self.running.remove(seq)
@@ -129,5 +130,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, seq: Sequence) -> None:
-        self.pool.release(seq.blocks)
-        seq.blocks = []
+        """Of blocks that are kept the last is evicted first: without those before it, it is of no use."""
+        self.prefixes.publish(seq, ended=True)
+        self.pool.release(reversed(seq.blocks))
+        seq.blocks, seq.published = [], 0

@@ -25,6 +25,8 @@ class Sequence:
 
     While decoding, `tokens[-1]` is the root: committed, its KV not yet cached, so `cached == len(tokens) - 1`.
     `draft_cached` is the draft model's validity: how many leading tokens have KV in the draft's storage.
+    The first `published` blocks may be shared with others and are not written, whatever model's KV they hold: the
+    draft's is only added where nobody has it yet. `keys` are those of the prefix cache.
     """
 
     seq_id: int
@@ -40,11 +42,14 @@ class Sequence:
     detokenizer: Detokenizer
     stats: RequestStats
     speculates: bool = True  # False: its rounds are native
-    leader: Sequence | None = None  # the sequence whose prompt blocks this one shares
+    leader: Sequence | None = None  # the sequence whose prefill this one waits for, to share its blocks
+    cache_salt: str = ""  # prefixes are shared with requests of the same salt alone
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     draft_cached: int = 0
     blocks: list[int] = field(default_factory=list)
+    published: int = 0
+    keys: list[bytes] = field(default_factory=list)
     text: str = ""
     held: str = ""  # text that may begin a stop string, not yet shown
     finish_reason: str | None = None

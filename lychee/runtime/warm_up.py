@@ -24,7 +24,8 @@ WINDOWED_TREES, WINDOWED_CHUNK = (1, 9), 40
 
 
 def warm_up(engine: Engine) -> None:
-    """Forward passes of both models on the engine's own blocks, which must not hold anything yet."""
+    """Forward passes of both models on the engine's own blocks. It must be idle; its prefix cache is emptied."""
+    engine.scheduler.pool.forget()
     passes = [(engine.target.model, engine.kv, TREES)]
     if isinstance(engine.drafter, ModelDrafter):
         passes.append((engine.drafter.model, engine.drafter.kv, DRAFT_TREES))

@@ -99,13 +99,19 @@ class AsyncEngine:
         self._encoders.shutdown(wait=False)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculates: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculates: bool = True,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Chunks of a prompt's completions. Closing the generator, or cancelling its task, ends them.
 
         Raises ParameterError for what can never be answered, and ServiceError.
         """
-        job = self.submit(await self.prepare([prompt], params or SamplingParams(), speculates=speculates))
+        params = params or SamplingParams()
+        job = self.submit(await self.prepare([prompt], params, speculates=speculates, cache_salt=cache_salt))
         try:
             while chunks := await job.mailbox.take():
                 for chunk in chunks.values():
@@ -118,14 +124,22 @@ class AsyncEngine:
         encode = self.llm.maker.encode
         return await asyncio.get_running_loop().run_in_executor(self._encoders, encode, prompt)
 
-    async def prepare(self, prompts: Seq[Prompt], params: SamplingParams, *, speculates: bool = True) -> list[Sequence]:
+    async def prepare(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams,
+        *,
+        speculates: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[Sequence]:
         """The sequences of all completions of all prompts, encoded and checked. Raises as `stream`."""
         self._admit(len(prompts) * params.n)
         first, self._next_id = self._next_id, self._next_id + len(prompts) * params.n
 
         def make() -> list[Sequence]:
             ids = range(first, first + len(prompts) * params.n, params.n)
-            return [s for p, i in zip(prompts, ids, strict=True) for s in self.llm.maker.sequences(p, params, i)]
+            sequences = self.llm.maker.sequences
+            return [s for p, i in zip(prompts, ids, strict=True) for s in sequences(p, params, i, cache_salt)]
 
         seqs = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
         engine = self.engine

@@ -18,6 +18,7 @@ from lychee.options import (
     add_lengths,
     add_loading,
     add_models,
+    add_prefix_cache,
     add_speculative_config,
     exit_code,
     load,
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="completions that run at once (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
+    add_prefix_cache(p)
     add_lengths(p)
     add_speculative_config(p)
     add_loading(p)
@@ -155,7 +157,8 @@ def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with no --draft-model")
         if args.speculative_config is not None:
             raise ParameterError("--speculative-config has no use with no --draft-model")
-    named = {name: getattr(args, name) for name in ("max_model_len", "max_num_seqs", "num_blocks")}
+    names = "max_model_len", "max_num_seqs", "num_blocks", "prefix_cache"
+    named = {name: getattr(args, name) for name in names}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee serve", args, target, draft, None if draft is None else speculative_config(args), sizes)
     llm.engine()  # what it cannot have is said before anything listens

@@ -51,7 +51,8 @@ class Generate:
             raise bad(
                 "n" if params.n > config.max_completions else "prompt", f"{asked}, may be {config.max_completions}"
             )
-        seqs = await service.engine.prepare(prompts, params, speculates=service.speculates(body, record))
+        speculates, salt = service.speculates(body, record), f"{record.key} {body.cache_salt or ''}"
+        seqs = await service.engine.prepare(prompts, params, speculates=speculates, cache_salt=salt)
         self._check_room(seqs, body)
         service.rates.tokens(record.key, sum(s.limit - s.num_prompt * (s.sample_idx > 0) for s in seqs))
         job = service.engine.submit(seqs)

@@ -137,9 +137,15 @@ class ServiceMetrics:
         pool, metrics = engine.engine.scheduler.pool, engine.engine.metrics
         usage = GaugeMetricFamily("lychee:kv_cache_usage_perc", "KV blocks in use, 1 being all.", labels=["model_name"])
         usage.add_metric([self.model_name], 1 - pool.num_free / pool.num_blocks)
-        preemptions = CounterMetricFamily("lychee:num_preemptions", "Preemptions.", labels=["model_name"])
-        preemptions.add_metric([self.model_name], metrics.preemptions)
-        yield from (usage, preemptions)
+        yield usage
+        for name, about, value in (
+            ("num_preemptions", "Preemptions.", metrics.preemptions),
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", metrics.prefix_cache_queries),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", metrics.prefix_cache_hits),
+        ):
+            counter = CounterMetricFamily(f"lychee:{name}", about, labels=["model_name"])
+            counter.add_metric([self.model_name], value)
+            yield counter
         labels = [self.model_name, "speculative"]
         for name, about, value in (
             ("num_drafts", "Rounds that drafted.", metrics.drafted_at[0]),

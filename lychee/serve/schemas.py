@@ -88,6 +88,7 @@ class Generation(Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     speculative: bool | None = None
+    cache_salt: str | None = None
 
     def sampling(self, config: ServiceConfig, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises ApiError or ParameterError."""

@@ -45,6 +45,15 @@ def test_every_turn_sees_those_before_it(llm, capsys):
     assert capsys.readouterr().out == f"{first.text}\n{second.text}\n\n"
 
 
+def test_a_turn_does_not_read_those_before_it_again(capsys):
+    llm = LLM(model_dir("T"), model_dir("near"), device="cpu", block_size=4)
+    made = converse(llm, PARAMS, reader(["hello", "and then?", "go on"]))
+    prompts = [output.prompt_token_ids for output in made.outputs]
+    for before, prompt, completion in zip(prompts, prompts[1:], made.completions[1:], strict=False):
+        same = next(i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b or i + 1 == len(before))
+        assert completion.stats.cached_tokens >= same // 4 * 4 > 12
+
+
 def test_the_oldest_turns_make_room(llm, capsys, monkeypatch):
     seen = []
     encode = llm.encode_chat

@@ -59,8 +59,9 @@ def generate(llm, prompts, params, shape=4, goes_on=None):
     """How many sequences drafted in each round of the program. A number is a chain's length."""
     engine = llm.engine()
     drafter, controller = engine.drafter, engine.controller
-    both = Both(drafter.model, drafter.kv, drafter.vocab, drafter.max_num_batched_tokens)
+    both = Both(drafter.model, drafter.kv, drafter.pool, drafter.vocab, drafter.max_num_batched_tokens)
     both.loop.buckets = Buckets(after=0)
+    drafter.pool.forget()
     both.kv.storage.fill_(0.25)  # what was never stored may be read by rows that are not used: the same in both
     shape = shape if isinstance(shape, TreeShape) else TreeShape.chain(shape)
     engine.drafter, engine.controller = both, Fixed(shape, goes_on)

@@ -15,11 +15,11 @@ from tests.runtime.pairs import PROMPT, K, completion, greedy, model_dir, seeded
 TOTALS = {
     "tokens_per_second", "mean_emitted_per_round", "acceptance_rate", "wasted_fraction", "acceptance_by_depth",
     "rounds", "rounds_native", "rounds_by_tree", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
-    "draft_s", "verify_s", "other_s", "peak_memory_bytes",
+    "draft_s", "verify_s", "other_s", "prefix_cache_queries", "prefix_cache_hits", "peak_memory_bytes",
 }  # fmt: skip
 REQUEST = {
-    "text", "token_ids", "finish_reason", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "rounds",
-    "rounds_native", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
+    "text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", "e2e_s",
+    "rounds", "rounds_native", "drafted", "accepted", "trunk_drafted", "trunk_accepted", "emitted",
 }  # fmt: skip
 
 
@@ -452,3 +452,14 @@ def test_an_interrupt_while_modules_are_imported_is_quiet(command, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("options", [[], ["--no-prefix-cache"]])
+def test_a_prompt_that_comes_again_is_found_unless_the_prefix_cache_is_off(lychee, tmp_path, options):
+    file = tmp_path / "prompts"
+    file.write_text("The quick brown fox jumps over the lazy dog, and the dog sleeps in the sun.\n" * 2)
+    code, _, _, report = lychee(*pair(), "--prompt-file", file, "--batch-size", 1, "--max-tokens", 4, *options)
+    assert code == 0
+    first, second = report["runs"]["speculative"]["requests"]
+    assert (first["cached_tokens"], second["cached_tokens"] > 0) == (0, not options)
+    assert report["runs"]["speculative"]["totals"]["prefix_cache_hits"] == second["cached_tokens"]

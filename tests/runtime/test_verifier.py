@@ -46,6 +46,7 @@ def checked(llm, length=4, native=False):
     before = engine.verifier, engine.controller, engine.drafter
     engine.verifier = Both(engine.target, llm.vocab, Rule(), Buckets(after=0))
     engine.controller = Fixed(TreeShape.chain(0 if native else length))
+    engine.scheduler.pool.forget()
     engine.kv.storage.fill_(0.25)
     try:
         yield engine

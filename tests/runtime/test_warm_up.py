@@ -27,6 +27,15 @@ def test_a_request_after_it_compiles_nothing(llm, monkeypatch):
         llm.generate(["Once upon a time", "The sea is"], PARAMS, native=native)
 
 
+def test_neither_does_one_that_hits_the_prefix_cache(llm, monkeypatch):
+    prompts = [list(range(5, 5 + length)) for length in (200, 208)]
+    for prompt in prompts:
+        llm.generate([prompt], PARAMS)
+    monkeypatch.setattr(jit, "compiled", lambda text, target: pytest.fail("a kernel was compiled"))
+    for prompt in (*prompts, [*prompts[0][:100], *[7] * 30], [*prompts[0], *[7] * 100]):
+        assert llm.generate([prompt], PARAMS)[0].outputs[0].stats.cached_tokens > 90
+
+
 def test_text_is_the_same_without_it(llm):
     cold = LLM(demo.TARGET, demo.DRAFT, device=DEVICE)
     want, got = (one.generate(["Once upon a time"], PARAMS)[0].outputs[0].token_ids for one in (cold, llm))

@@ -205,3 +205,5 @@ def test_metrics_show_what_the_engine_and_its_readers_saw():
             assert value("generation_tokens_total", channel) == 20
             assert value("num_requests_running", channel) == value("num_requests_waiting", channel) == 0
         assert value("kv_cache_usage_perc") == 0
+        assert value("prefix_cache_queries_total") == metrics.prefix_cache_queries > 0
+        assert value("prefix_cache_hits_total") == metrics.prefix_cache_hits
