@@ -14,6 +14,8 @@ RIGHT = (0, 2, 5, 7)
 class Planned:
     """A controller that wants SHAPE in every round."""
 
+    shapes = (SHAPE,)
+
     def plan(self, request_ids):
         return [SHAPE] * len(request_ids)
 
