@@ -66,7 +66,10 @@ def test_shapes_keep_within_the_budget_and_chains_fill_it(budget, depth):
 
 COST_TABLES = st.builds(
     lambda slope, share, drafting: CostTable(
-        Curve(((1, 1.0), (4, 1.0 + slope), (32, 1.0 + 12 * slope))), Curve(((1, share), (8, 1.5 * share))), 0.02, drafting
+        Curve(((1, 1.0), (4, 1.0 + slope), (32, 1.0 + 12 * slope))),
+        Curve(((1, share), (8, 1.5 * share))),
+        0.02,
+        drafting,
     ),
     st.floats(0.0, 0.5),
     st.floats(0.02, 0.3),
