@@ -31,6 +31,6 @@ def test_it_has_the_bits_of_two_layers_and_a_gate(pair, dtype, has_bias):
 
 def test_scales_of_groups_are_refused():
     given = gated_linear_int8.sample(torch.float32, DEVICE, num_tokens=1, in_features=64, out_features=8, has_bias=0)
-    grouped = replace(given["up"], scales=given["up"].scales.expand(8, 2).contiguous())
-    with pytest.raises(ValueError, match=r"scales of \[64, 32\] elements, must have one of each row of 64"):
-        gated_linear_int8(**{**given, "up": grouped})
+    grouped = {n: replace(given[n], scales=given[n].scales.expand(8, 2).contiguous()) for n in ("gate", "up")}
+    with pytest.raises(ValueError, match=r"scales of \[32, 32\] elements, must have one of each row of 64"):
+        gated_linear_int8(**{**given, **grouped})
