@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -111,7 +111,8 @@ def _arena(
     path = max(shape.depth for shape in shapes) + 1
     # A draft's first level is two rows: the token before the root, and the root.
     widest = max([2, *(count for shape in shapes for count in Counter(shape.depths).values())]) if drafts else nodes
-    kv = KVCache.allocate(model.config, 1, sizes.block_size, kv_dtype, model.rope.device)
+    # Of one slot: no arena depends on the number of them.
+    kv = replace(KVCache.allocate(model.config, 1, 1, kv_dtype, model.rope.device), block_size=sizes.block_size)
     compiled, num_blocks = CompiledLlama(model, kv), -(-max_model_len // sizes.block_size)
     context = context_bucket(max_model_len, num_blocks, sizes.block_size)
     seqs = sizes.max_num_seqs

@@ -71,7 +71,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers_before_it_is_allocated():
     with patch.object(KVCache, "allocate", wraps=KVCache.allocate) as allocate:
         with pytest.raises(ParameterError, match=message):
             llm.engine()
-        assert all(call.args[1] == 1 for call in allocate.mock_calls), "more than a block was allocated"
+        assert all(call.args[1:3] == (1, 1) for call in allocate.mock_calls), "more than a slot was allocated"
     fitting = replace(llm.memory_plan(), num_blocks=16)
     assert fitting.checked() is fitting
 
