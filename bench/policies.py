@@ -2,10 +2,11 @@
 
     python -m bench.policies [--model PATH --draft-model PATH] [--temperature 0] [--runs 15] [POLICY ...]
 
-A policy is `native`, `auto`, `window` (the chain of adaptive length), a number (a chain of that length) or a tree's children by depth,
-such as 2,1,1. In each run every prompt is completed by every policy, in random order, so that a machine that is slow for a while is slow
-for all of them. Given are medians over runs, and of each policy the median of `auto`'s speed as a multiple of it in the same run, with a
-bootstrap interval of 95 %. A first run, in which `auto` learns and programs are lowered, does not count.
+A policy is `native`, `auto`, `window` (the chain of adaptive length), a number (a chain of that length) or a tree's
+children by depth, such as 2,1,1. In each run every prompt is completed by every policy, in random order, so that a
+machine that is slow for a while is slow for all of them. Given are medians over runs, and for each policy the median of
+`auto`'s speed as a multiple of its own in the same run, with a bootstrap interval of 95 %. A first run, in which `auto`
+learns and programs are lowered, does not count.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from .models.llama import Llama
 from .models.names import resolve_model
 from .options import Parser, add_loading, add_models, check_writable, exit_code, load
 from .runtime.checks import ParameterError
+from .runtime.llm import LLM
+from .runtime.memory_plan import MemoryPlan
 
 SECONDS = 5.0  # of timing, with --measure
 
@@ -32,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
         "--measure", action="store_true", help="time every call, and say what share of its time the floor is"
     )
     p.add_argument("--summary", action="store_true", help="the table of ops alone, without the program")
+    p.add_argument(
+        "--memory", action="store_true", help="instead, what an engine of the model owns; with --draft, of the pair"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
     add_loading(p)
     return p
@@ -43,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(args: argparse.Namespace) -> int:
     check_writable("--json", args.json)
-    model, name = _model(args)
+    llm = _loaded(args)
+    if args.memory:
+        show_plan(llm.memory_plan())
+        return 0
+    model, name = _model(args, llm)
     longest = model.config.max_positions
     if args.rows < 1 or args.context < 0 or args.rows + args.context > longest:
         raise ParameterError(
@@ -61,8 +70,8 @@ def _main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model(args: argparse.Namespace) -> tuple[Llama, str]:
-    """The model whose pass is asked for, and what it is called."""
+def _loaded(args: argparse.Namespace) -> LLM:
+    """The model that is asked about, with its draft where that is."""
     packaged = args.model is None
     if args.draft and not packaged and not args.draft_model:
         raise ParameterError("--draft needs a --draft-model")
@@ -72,12 +81,26 @@ def _model(args: argparse.Namespace) -> tuple[Llama, str]:
     draft = None
     if args.draft:
         draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT
-    llm = load("lychee inspect", args, target, draft, None, {})
+    return load("lychee inspect", args, target, draft, None, {})
+
+
+def _model(args: argparse.Namespace, llm: LLM) -> tuple[Llama, str]:
+    """The model whose pass is asked for, and what it is called."""
     if llm.device.type != "cpu":
         raise ParameterError(f"--device is {llm.device}, must be cpu: only there are passes lowered and replayed")
     if llm.draft is not None:
         return llm.draft, args.draft_model or "packaged draft"
     return llm.target, args.model or "packaged target"
+
+
+def show_plan(plan: MemoryPlan) -> None:
+    """What takes memory, and how much, as a table."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("memory")
+    table.add_column("takes", justify="right")
+    for row in plan.rows:
+        table.add_row(*row)
+    Console(width=120).print(table)
 
 
 def _said(line: Line) -> str:

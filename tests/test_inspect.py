@@ -37,7 +37,7 @@ def test_the_pass_is_printed_call_by_call_with_costs_and_sums(inspect, tmp_path)
         assert line["floor"] == pytest.approx(max(floors))
         assert f"{line['text']}   # " in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
-    assert rows["linear"][1] == "14"
+    assert (rows["linear"][1], rows["gated_linear"][1]) == ("10", "2")
     assert rows["all"][1] == str(len(found["lines"]))
     assert "peaks of this run: " in out
     assert "floor / time" not in out

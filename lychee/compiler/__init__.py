@@ -3,8 +3,9 @@
 from .buckets import Buckets
 from .lower import Lowered, lower
 from .parse import parse
+from .passes import optimized
 from .program import Program
 from .sizes import Size, Sizes
 from .trace import Tracer, trace
 
-__all__ = ["Buckets", "Lowered", "Program", "Size", "Sizes", "Tracer", "lower", "parse", "trace"]
+__all__ = ["Buckets", "Lowered", "Program", "Size", "Sizes", "Tracer", "lower", "optimized", "parse", "trace"]

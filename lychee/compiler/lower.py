@@ -73,11 +73,7 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
     `arena` [num_bytes] uint8 may be that of programs that run at other times; one that is too small is not used.
     """
     inputs = {v: torch.zeros(v.concrete_shape(sizes), dtype=v.dtype) for v in program.inputs}
-    made = {v: (v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
-    scratch = _scratch(program, sizes, inputs, made)
-
-    needs = [Need(_num_bytes(*made[v]), *span) for v, span in _lives(program).items()]
-    needs += [Need(_num_bytes(*b), step, step) for step, buffers in enumerate(scratch) for b in buffers if b]
+    made, scratch, needs = _needs(program, sizes, inputs)
     offsets, num_bytes = assign(needs)
     if arena is None or len(arena) < num_bytes:
         arena = torch.empty(num_bytes, dtype=torch.uint8)
@@ -101,6 +97,23 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
         launches.clear()
     results = tuple(arguments.value(v).as_subclass(Tensor) for v in program.results)
     return Lowered(tuple(inputs.values()), results, tuple(steps), arena)
+
+
+def arena_bytes(program: Program, sizes: Sizes) -> int:
+    """The size of the arena that `lower` would make. Constants may be on `meta`: nothing is read."""
+    inputs = {v: torch.zeros(v.concrete_shape(sizes), dtype=v.dtype) for v in program.inputs}
+    return assign(_needs(program, sizes, inputs)[2])[1]
+
+
+def _needs(
+    program: Program, sizes: Sizes, inputs: Mapping[Value, Tensor]
+) -> tuple[dict[Value, Buffer], list[list[Buffer | None]], list[Need]]:
+    """Of each value that a call makes its buffer, of each call its scratch, and when memory is wanted for all these."""
+    made = {v: (v.concrete_shape(sizes), v.dtype) for v in _outputs(program)}
+    scratch = _scratch(program, sizes, inputs, made)
+    needs = [Need(_num_bytes(*made[v]), *span) for v, span in _lives(program).items()]
+    needs += [Need(_num_bytes(*b), step, step) for step, buffers in enumerate(scratch) for b in buffers if b]
+    return made, scratch, needs
 
 
 def _outputs(program: Program) -> Iterator[Value]:

@@ -9,6 +9,7 @@ from .confidence import confidence
 from .contract import ContractError
 from .embed import embed
 from .embed_quantized import embed_int4, embed_int8
+from .gated_linear import gated_linear, gated_linear_int8
 from .kv_store import commit_kv
 from .linear import linear, lm_head
 from .linear_int4 import linear_int4, linear_int4_prefill, lm_head_int4
@@ -42,6 +43,8 @@ __all__ = [
     "embed",
     "embed_int4",
     "embed_int8",
+    "gated_linear",
+    "gated_linear_int8",
     "linear",
     "linear_int4",
     "linear_int4_prefill",

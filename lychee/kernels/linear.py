@@ -103,7 +103,7 @@ def widened(scales, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, PER_GROUP: tl.c
 
 
 @triton.jit
-def _weight_tile(
+def weight_tile(
     weight_ptr,
     scales_ptr,
     offs_n,
@@ -132,7 +132,7 @@ def _weight_tile(
 
 
 @triton.jit
-def _dot_tile(
+def dot_tile(
     acc,
     weight,
     x_ptr,
@@ -195,19 +195,19 @@ def linear_kernel(
         # The weight is the A operand: its many rows fill the tensor core, the few tokens are the narrow side. Tokens go
         # by dots of one shape, whatever their number, so that a row is summed alike in any batch.
         dtype = x_ptr.dtype.element_ty
-        weight = _weight_tile(
+        weight = weight_tile(
             weight_ptr, scales_ptr, offs_n, mask_n, start, in_features, dtype, GROUP, WIDTH > 0, BLOCK_N, BLOCK_K
         )
-        acc_0 = _dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K)
+        acc_0 = dot_tile(acc_0, weight, x_ptr, tile, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K)
         if ROW_TILES > 1:
-            acc_1 = _dot_tile(
+            acc_1 = dot_tile(
                 acc_1, weight, x_ptr, tile + 1, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
             )
         if ROW_TILES > 2:
-            acc_2 = _dot_tile(
+            acc_2 = dot_tile(
                 acc_2, weight, x_ptr, tile + 2, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
             )
-            acc_3 = _dot_tile(
+            acc_3 = dot_tile(
                 acc_3, weight, x_ptr, tile + 3, num_tokens, in_features, start, WIDTH > 0, BLOCK_M, BLOCK_K
             )
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lychee.compiler import Buckets, Program, Tracer, trace
+from lychee.compiler import Buckets, Program, Tracer, optimized, trace
 from lychee.kernels.kernel import can_bind
 from lychee.kernels.sizes import next_power_of_2
 from lychee.kernels.types import Logits
@@ -66,12 +66,12 @@ class CompiledLlama:
     @cached_property
     def every_row(self) -> Program:
         """The pass that gives the logits of all rows."""
-        return trace(lambda tracer: self.traced(tracer, logit_rows=None), self.kv.storage.device)
+        return optimized(trace(lambda tracer: self.traced(tracer, logit_rows=None), self.kv.storage.device))
 
     @cached_property
     def some_rows(self) -> Program:
         """The pass that gives the logits of `Batch.logit_rows`."""
-        return trace(self.traced, self.kv.storage.device)
+        return optimized(trace(self.traced, self.kv.storage.device))
 
     def traced(self, tracer: Tracer, **known: Any) -> Logits:
         """The logits of a batch that is the program's input."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,15 +61,20 @@ class LlamaWeights:
     @property
     def tensors(self) -> dict[int, Tensor]:
         """All of them, by address."""
+        return {tensor.data_ptr(): tensor for tensor in self._each}
+
+    @property
+    def _each(self) -> Iterator[Tensor]:
+        """What the model is made of; a tensor that has two uses comes twice."""
         found: list[Tensor | None] = [self.norm, self.output_of, *parts(self.embed), *parts(self.lm_head)]
         for part in (part for layer in self.layers for part in vars(layer).values()):
             found += [*parts(part.weight), part.bias] if isinstance(part, Projection) else [part]
-        return {tensor.data_ptr(): tensor for tensor in found if tensor is not None}
+        return (tensor for tensor in found if tensor is not None)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the weights; a tied head counts once."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in self._each}.values())
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -159,7 +164,7 @@ def load_weights(
     else:
         embed = weights["model.embed_tokens.weight"]
         lm_head = embed if config.tie_word_embeddings else weights["lm_head.weight"]
-    layers = tuple(_layer(weights, dense, f"model.layers.{i}") for i in range(config.num_layers))
+    layers = tuple(layer_of(weights, dense, f"model.layers.{i}") for i in range(config.num_layers))
     return LlamaWeights(embed, layers, dense["model.norm.weight"], lm_head, output_of)
 
 
@@ -173,7 +178,7 @@ def check_tied(source: TensorSource, config: ModelConfig) -> None:
         raise ModelError(f"{file}: lm_head.weight differs from model.embed_tokens.weight, which the config ties it to")
 
 
-def _layer(weights: Mapping[str, AnyWeight], dense: Mapping[str, Tensor], name: str) -> LayerWeights:
+def layer_of(weights: Mapping[str, AnyWeight], dense: Mapping[str, Tensor], name: str) -> LayerWeights:
     def projection(part: str) -> Projection:
         return Projection(weights[f"{name}.{part}.weight"], dense.get(f"{name}.{part}.bias"))
 

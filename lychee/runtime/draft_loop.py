@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.compiler import Buckets, Program, Size, Tracer, trace
+from lychee.compiler import Buckets, Program, Size, Tracer, optimized, trace
 from lychee.kernels import confidence, draw, process_logits, take_tokens
 from lychee.kernels.kernel import can_bind
 from lychee.kernels.philox import DRAFT, TARGET
@@ -134,7 +134,7 @@ class DraftLoop:
                 row, first = row + num_rows, first + num_drawn
             return (*drawn, *sure, *kept) if rejection else (*drawn, *sure)
 
-        return trace(loop, self.kv.storage.device)
+        return optimized(trace(loop, self.kv.storage.device))
 
 
 def part(struct: T, first: int, length: int) -> T:

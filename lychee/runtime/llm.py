@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
@@ -24,13 +23,14 @@ from lychee.models.llama import Llama
 from .acceptance import Rule
 from .blocks import BlockPool
 from .checks import ParameterError, check_bool, check_names, refuse
-from .config import MAX_SLOTS, EngineConfig, SpeculativeConfig
+from .config import EngineConfig, SpeculativeConfig
 from .controller import Controller, make_controller
 from .cost_table import CostTable
 from .drafter import Drafter, ModelDrafter
 from .engine import Engine
 from .load_pair import load_pair
 from .measure import MEASURED_FROM, measured
+from .memory_plan import MemoryPlan, free_memory, plan
 from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .planned import MAX_CHILDREN, Planned
@@ -39,6 +39,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .streamer import Chunk
+from .tree import TreeShape
 from .warm_up import lowering, warm_up
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -227,6 +228,13 @@ class LLM:
         widths = [width for width in planned.buckets.widths if width <= MAX_CHILDREN]
         return measured(engine, planned.max_depth, widths, request, room)
 
+    def memory_plan(self, native: bool = False) -> MemoryPlan:
+        """What an engine that is made now will own. Raises ParameterError where no pool fits."""
+        models = [self.target] if native or self.draft is None else [self.target, self.draft]
+        shapes = self._controller(models[1]).shapes if len(models) > 1 else [TreeShape.chain(0)]
+        kv_dtypes = [self._kv_dtype(model) for model in models]
+        return plan(models, kv_dtypes, self.sizes, self.max_model_len, shapes, free_memory(self.device))
+
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
         return self.maker.mode(params)
@@ -247,8 +255,7 @@ class LLM:
     def _make_engine(self, native: bool) -> Engine:
         block_size, sizes = self.sizes.block_size, self.sizes
         draft = None if native else self.draft
-        models = [self.target] if draft is None else [self.target, draft]
-        num_blocks = sizes.num_blocks or self._num_blocks(models)
+        num_blocks = self.memory_plan(native).checked().num_blocks
         kv, pool = self._allocate(self.target, num_blocks), BlockPool(num_blocks, block_size, sizes.prefix_cache)
         drafter: Drafter | None = None
         if draft is not None:
@@ -275,20 +282,6 @@ class LLM:
         except RuntimeError as error:
             wanted = num_blocks * KVCache.block_bytes(model.config, block_size, dtype) / 2**30
             raise refuse("num_blocks", num_blocks, f"fewer: {wanted:,.1f} GiB cannot be allocated") from error
-
-    def _num_blocks(self, models: Seq[Llama]) -> int:
-        """What max_num_seqs sequences of the full length need, within half of the free memory."""
-        wanted = self.sizes.max_num_seqs * -(-self.max_model_len // self.sizes.block_size)
-        if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0]
-        else:
-            free = _available_memory()
-        held = free // 2 // self._block_bytes(models)
-        if not held:
-            block = self._block_bytes(models) / 2**30
-            why = f"less: a block takes {block:,.1f} GiB, and half of the free memory is {free / 2**31:,.1f} GiB"
-            raise refuse("block_size", self.sizes.block_size, why)
-        return min(wanted, held, MAX_SLOTS // self.sizes.block_size)
 
     def _memory(self, engine: Engine) -> int:
         """On CUDA the allocator's peak, else the bytes of the weights and of the KV blocks that were in use at once."""
@@ -392,15 +385,6 @@ def _prompts(given: Any) -> list[Prompt]:
         raise refuse("prompts", given, "a prompt or a list of prompts, each of them text or token ids")
     many: list[Any] = list(given)
     return [many] if many and isinstance(many[0], Integral) else many
-
-
-def _available_memory() -> int:
-    """Bytes that programs can still take, file caches that would make room included."""
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _device(given: str | torch.device | None) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lychee.compiler import Buckets, Program, Size, Tracer, trace
+from lychee.compiler import Buckets, Program, Size, Tracer, optimized, trace
 from lychee.kernels import process_logits
 from lychee.kernels.types import NoiseKeys, SamplingRows, SamplingTensors, Tree
 from lychee.models.batch import Batch
@@ -67,7 +67,7 @@ class Verifier:
             log_probs = process_logits(logits, rows, params, self.vocab)
             return logits, *follow(log_probs, keys, tree, batch.ancestors.shape[1])
 
-        return trace(verify, self.target.kv.storage.device)
+        return optimized(trace(verify, self.target.kv.storage.device))
 
 
 def _constants(nodes: Nodes, sampling: SamplingBatch) -> tuple[NDArray[Any], ...]:

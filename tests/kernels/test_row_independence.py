@@ -50,6 +50,8 @@ BY_ROW = {
     "embed": shapes(model_vocab=(50, 300), hidden=(1, 200)),
     "embed_int8": shapes(model_vocab=(50, 300), hidden=(33, 200), grouped=(0, 1)),
     "embed_int4": shapes(model_vocab=(50, 300), hidden=(33, 200), has_minimums=(0, 1)),
+    "gated_linear": shapes(in_features=(33, 384, 576), out_features=(9, 1056, 70), has_bias=(1, 0, 1)),
+    "gated_linear_int8": shapes(in_features=(33, 576), out_features=(70, 192), has_bias=(1, 0)),
     "linear": shapes(in_features=(1, 33, 300, 576), out_features=(9, 150, 70, 192), has_bias=(0, 1, 0, 1)),
     "linear_prefill": shapes(in_features=(1, 33, 300, 576), out_features=(9, 150, 70, 192), has_bias=(0, 1, 0, 1)),
     "lm_head": shapes(in_features=(33, 576), out_features=(1000, 257)),

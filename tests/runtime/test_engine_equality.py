@@ -69,6 +69,8 @@ def test_a_seed_does_not_depend_on_the_batch_or_the_plan(llm):
 class _RandomLengths:
     """A controller that changes its mind every round, per request, native rounds included."""
 
+    shapes = ()
+
     def __init__(self, seed):
         self.draws = random.Random(seed)
 
