@@ -15,7 +15,9 @@ from .tree import TreeShape
 Floats = NDArray[np.float64]
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of chains: the best of them is hardly worse than the best of all
-FIRST_RATES = (0.3, 0.45, 0.6, 0.75, 0.9)  # acceptance of first children, for each of which a tree is planned
+FIRST_RATES = (0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.97)  # acceptance of first children: a tree is planned for each
+NEARLY = 0.96  # of the tokens per millisecond of the best
+SHORT = 4  # nodes
 NEVER = 1e-12
 
 
@@ -36,12 +38,19 @@ class Menu:
 
     @staticmethod
     def of(buckets: ShapeBuckets, costs: CostTable, max_children: int) -> Menu:
-        """Chains of many lengths, and the best trees of the buckets' sizes where drafts are worse and better."""
+        """Chains, and trees of the buckets' sizes, that are nearly the best for some draft, be it a bad or a good one.
+
+        The shortest chains are there whatever they bring, for requests whose end is near.
+        """
         depth = buckets.depths[-1]
-        chains = [TreeShape.chain(length) for length in {*LENGTHS, depth} if length <= depth]
         tables = [typical(rate, depth, max_children) for rate in FIRST_RATES]
         trees = [plan(table, costs, buckets).shape for table in tables]
-        return Menu([*chains, *(tree for tree in trees if tree.depth)], depth, max_children)
+        chains = [TreeShape.chain(length) for length in sorted({*LENGTHS, depth}) if length <= depth]
+        menu = Menu([*chains, *(tree for tree in trees if tree.depth)], depth, max_children)
+        rates = np.array([menu.emitted(table) for table in tables]) / menu.milliseconds(costs, 1)[1]
+        good = (rates >= NEARLY * rates.max(1, keepdims=True)).any(0)
+        kept = [shape for shape, is_good in zip(menu.shapes, good, strict=True) if is_good or shape.num_nodes <= SHORT]
+        return Menu(kept, depth, max_children)
 
     def with_shape(self, shape: TreeShape) -> Menu:
         return Menu([*self.shapes, shape], *self._extent)

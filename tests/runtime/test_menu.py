@@ -55,13 +55,21 @@ def test_a_curve_gives_many_costs_as_it_gives_one(rows):
 
 
 @pytest.mark.parametrize(("budget", "depth"), [(1, 1), (2, 2), (5, 3), (16, 8), (32, 16)])
-def test_shapes_keep_within_the_budget_and_chains_fill_it(budget, depth):
+def test_shapes_keep_within_the_budget_and_short_chains_are_there(budget, depth):
     menu = Menu.of(shape_buckets(budget, depth), COSTS, CHILDREN)
     assert max(shape.num_nodes for shape in menu.shapes) <= budget + 1
-    assert max(shape.depth for shape in menu.shapes) == min(depth, budget)
-    assert TreeShape.chain(min(depth, budget)) in menu.shapes
-    assert TreeShape.chain(1) in menu.shapes
+    assert max(shape.depth for shape in menu.shapes) <= min(depth, budget)
+    assert {TreeShape.chain(length) for length in (1, 2, 3) if length <= min(budget, depth)} <= set(menu.shapes)
     assert len(menu.shapes) == len(set(menu.shapes))
+
+
+def test_shapes_that_are_good_for_no_draft_are_left_out():
+    dear_rows = CostTable(Curve(((1, 1.0), (32, 32.0))), Curve(((1, 0.01),)))
+    assert max(shape.num_nodes for shape in Menu.of(shape_buckets(32, 16), dear_rows, CHILDREN).shapes) <= 6
+    free_rows = CostTable(Curve(((1, 1.0), (32, 1.0))), Curve(((1, 0.01), (8, 0.01))))
+    shapes = Menu.of(shape_buckets(32, 16), free_rows, CHILDREN).shapes
+    assert TreeShape.chain(5) not in shapes
+    assert max(shape.num_nodes for shape in shapes) > 20
 
 
 COST_TABLES = st.builds(

@@ -7,6 +7,7 @@ import pytest
 from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed, Window
+from lychee.runtime.cost_table import CostTable
 from lychee.runtime.planned import Planned
 from lychee.runtime.tree import TreeShape
 
@@ -122,3 +123,22 @@ def test_planned_shapes_change_between_rounds_and_the_tokens_do_not():
     for params in (greedy(max_tokens=60), seeded(max_tokens=60)):
         assert tokens(llm.generate(MANY, params)) == tokens(llm.generate(MANY, params, native=True))
     assert llm.metrics().rounds > 0
+
+
+@pytest.mark.parametrize("tree", ["chain", "auto"])
+def test_requests_end_with_shapes_that_are_planned_anyway(tree):
+    """Others would run op by op, and be lowered for a round or two."""
+    llm = make_llm("same", config=SpeculativeConfig(tree=tree, max_draft_len=16), max_num_seqs=8)
+    if tree == "auto":
+        llm.engine().controller.costs = CostTable.guessed(0.02)
+    for max_tokens in (3, 8, 17, 60):
+        llm.generate(MANY, greedy(max_tokens=max_tokens))
+    controller, seen = llm.engine().controller, llm.metrics().shapes
+    assert len(seen) > 2
+    assert set(seen) <= set(controller.shapes)
+
+
+def test_a_fixed_shape_is_cut_where_a_request_has_no_room_for_it():
+    llm = make_llm("same", config=SpeculativeConfig(num_speculative_tokens=6))
+    llm.generate("Hello", greedy(max_tokens=6))
+    assert set(llm.metrics().shapes) == {TreeShape.chain(4)}
