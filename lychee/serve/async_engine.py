@@ -132,7 +132,10 @@ class AsyncEngine:
         speculates: bool = True,
         cache_salt: str | None = None,
     ) -> list[Sequence]:
-        """The sequences of all completions of all prompts, encoded and checked. Raises as `stream`."""
+        """The sequences of all completions of all prompts, encoded and checked. Raises as `stream`.
+
+        Waits while a failed engine is made anew.
+        """
         self._admit(len(prompts) * params.n)
         first, self._next_id = self._next_id, self._next_id + len(prompts) * params.n
 
@@ -142,6 +145,8 @@ class AsyncEngine:
             return [s for p, i in zip(prompts, ids, strict=True) for s in sequences(p, params, i, cache_salt)]
 
         seqs = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
+        if not self._stepper.ready.is_set():
+            await asyncio.to_thread(self._stepper.ready.wait)
         engine = self.engine
         for seq in seqs:
             engine.check(seq)
@@ -168,9 +173,9 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """Raises EngineFailedError while there is none."""
+        """Raises EngineFailedError where there is none."""
         if self._stepper.engine is None:
-            raise EngineFailedError("the engine failed, and is being restarted or could not be")
+            raise EngineFailedError("the engine failed, and could not be restarted")
         return self._stepper.engine
 
     @property

@@ -30,7 +30,7 @@ class Stepper:
         self.restarts = 0
         self.lost = False  # it failed and could not be made anew
         self.error: BaseException | None = None  # why the first engine could not be made
-        self.ready = threading.Event()  # the first engine is made, or could not be
+        self.ready = threading.Event()  # the engine is made, or could not be; not while it is made anew
         self._make, self._renew, self._deliver, self._log = make, renew, deliver, log
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open: dict[tuple[int, int], tuple[Job, int]] = {}  # by the chunks' ids: whose completion, and its number
@@ -91,6 +91,7 @@ class Stepper:
         self._deliver(found, [])
 
     def _restart(self, failure: str) -> None:
+        self.ready.clear()
         self.engine = None
         self._fail_all(
             EngineFailedError(f"the engine failed ({failure}) and was restarted; the request may be sent again")
@@ -101,6 +102,7 @@ class Stepper:
         except Exception:
             self.lost = True
             self._log(f"the engine could not be restarted: {traceback.format_exc()}")
+        self.ready.set()
 
     def _add(self, job: Job) -> None:
         if self.engine is None:

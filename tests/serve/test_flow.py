@@ -115,6 +115,30 @@ def test_an_engine_that_fails_is_said_and_the_next_request_is_answered():
         running.settled()
 
 
+def test_a_request_that_comes_while_the_engine_is_made_anew_waits_for_it():
+    with serving(make_llm("near")) as running:
+        stepper, begun_anew, go_on = running.service.engine._stepper, threading.Event(), threading.Event()
+        renew = stepper._renew
+
+        def slow():
+            begun_anew.set()
+            go_on.wait(60)
+            return renew()
+
+        stepper._renew = slow
+        fail_next_step(running)
+        assert running.complete(prompt="a", max_tokens=3)[0] == 500
+        assert begun_anew.wait(60)
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(running.complete(prompt="a", max_tokens=3)[0]))
+        thread.start()
+        time.sleep(0.2)
+        assert answers == []
+        go_on.set()
+        thread.join(60)
+        assert answers == [200]
+
+
 def two_begun(running):
     """Answers, and the threads that wait for them: of a long request and of a stream, both begun."""
     answers = []
