@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
-from lychee.models.names import resolve_model
+from bench.pair import add_pair, asked, load, read_prompts
+from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Controller, Fixed, Window
 from lychee.runtime.tree import TreeShape, parse_tree
@@ -100,12 +99,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"default: {' '.join(POLICIES)}")
-    parser.add_argument("--model", default=str(demo.TARGET))
-    parser.add_argument("--draft-model", default=str(demo.DRAFT))
-    parser.add_argument("--target-quant")
-    parser.add_argument("--draft-quant")
-    parser.add_argument("--prompt-file", type=Path, help="prompts, one a line (default: the packaged ones)")
-    parser.add_argument("--chat", action="store_true", help="prompts are users' messages")
+    add_pair(parser)
     parser.add_argument("--prompts", type=int, metavar="N", help="only the first N prompts")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -115,19 +109,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.runs < 1:
         parser.error(f"--runs is {args.runs}, must be at least 1")
     policies = list(dict.fromkeys(["auto", *(args.policies or POLICIES)]))
-    prompts: list[Any] = list(chain.from_iterable(zip(*demo.prompts().values(), strict=True)))
     try:
-        if args.prompt_file:
-            lines = args.prompt_file.read_text(encoding="utf-8").splitlines()
-            prompts = [line for line in lines if line.strip()]
-        quants = {"target_quant": args.target_quant, "draft_quant": args.draft_quant, "prefix_cache": False}
-        llm = LLM(resolve_model(args.model), resolve_model(args.draft_model), SpeculativeConfig(tree="auto"), **quants)
-        prompts = prompts[: args.prompts]
-        asked = [llm.encode_chat([{"role": "user", "content": p}]) for p in prompts] if args.chat else prompts
+        prompts = read_prompts(args)[: args.prompts]
+        llm = load(args, SpeculativeConfig(tree="auto"), prefix_cache=False)
         params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True)
         for native in [False, True] if "native" in policies else [False]:
             llm.warm_up(params, native=native)
-        found = measure(llm, asked, params, policies, args.runs)
+        found = measure(llm, asked(llm, prompts, args), params, policies, args.runs)
     except (ModelError, ParameterError, OSError, UnicodeDecodeError) as error:
         parser.error(str(error))
     shown, results = Table("policy", "tokens/s", "emitted per round", "auto / it", box=None), []

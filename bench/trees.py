@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
-from lychee.models.names import resolve_model
+from bench.pair import add_pair, asked, load, read_prompts
+from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.runtime.config import SpeculativeConfig
 
 RULES = ("rejection", "traversal", "coupled")
@@ -67,12 +66,7 @@ def cells(args: argparse.Namespace) -> list[tuple[str, str, float]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(demo.TARGET))
-    parser.add_argument("--draft-model", default=str(demo.DRAFT))
-    parser.add_argument("--target-quant")
-    parser.add_argument("--draft-quant")
-    parser.add_argument("--prompt-file", type=Path, help="prompts, one a line (default: the packaged ones)")
-    parser.add_argument("--chat", action="store_true", help="prompts are users' messages")
+    add_pair(parser)
     parser.add_argument("--trees", nargs="+", default=["1,1,1,1", "2,1,1,1", "2,2,1,1", "4,2,1,1"])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.5, 0.7, 1.0])
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -81,27 +75,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.seeds < 1:
         parser.error(f"--seeds is {args.seeds}, must be at least 1")
-    prompts: list[Any] = list(chain.from_iterable(demo.prompts().values()))
     results, shown = [], Table("temperature", "tree", "rule", "emitted per round", "off trunk", box=None)
     try:
-        if args.prompt_file:
-            lines = args.prompt_file.read_text(encoding="utf-8").splitlines()
-            prompts = [line for line in lines if line.strip()]
+        prompts = read_prompts(args)
         llms = {}
         for tree, rule, temperature in track(cells(args), "measuring", transient=True, disable=not sys.stderr.isatty()):
             if (tree, rule) not in llms:
                 config = SpeculativeConfig(tree=tree, verify="auto" if rule == "greedy" else rule)
-                quants = {"target_quant": args.target_quant, "draft_quant": args.draft_quant}
-                models = resolve_model(args.model), resolve_model(args.draft_model)
-                llms = {(tree, rule): LLM(*models, config, **quants)}
+                llms = {(tree, rule): load(args, config)}
             llm = llms[tree, rule]
-            asked = [llm.encode_chat([{"role": "user", "content": p}]) for p in prompts] if args.chat else prompts
             seeds = range(args.seeds) if temperature else [None]
             params = [
                 SamplingParams(temperature=temperature, seed=seed, max_tokens=args.max_tokens, ignore_eos=True)
                 for seed in seeds
             ]
-            samples = measure(llm, asked, params)
+            samples = measure(llm, asked(llm, prompts, args), params)
             mean, error = mean_emitted(samples)
             off = sum(s.off_trunk for s in samples) / max(1, sum(s.accepted for s in samples))
             results.append({"temperature": temperature, "tree": tree, "rule": rule, "emitted": mean, "error": error})
