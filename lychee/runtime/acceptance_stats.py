@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .cost_table import Floats
 from .planner import Table
 from .tree import TreeShape
 
-Floats = NDArray[np.float64]
 Outcome = tuple[TreeShape, int, int]  # the accepted path's last node, and the depth down to which it counts
 
 FIRST = 0.6  # acceptance of a first child before anything is known
@@ -33,10 +32,10 @@ class AcceptanceStats:
     that the shape did not draw are censored, not rejected. The average of a rate r has a standard deviation of
     sqrt(r (1 - r) (1 - decay) / (1 + decay)): at most 0.05 for a request, 0.016 for all together.
 
-    A request's prior are the averages over all requests, `shared`, with first children rejected as many times as often
-    as this request's were (`hazard`): one that is hard to draft for is so at all depths, and of the deep ones it shows
-    little. What a request adds to the averages counts likewise as that of one which is neither hard nor easy, or they
-    would be, where only easy requests are drafted so deep, those of easy requests.
+    A request's prior are the averages over all requests, `shared`, those of first children to the power of `hazard`:
+    how many times as often this request's were rejected. One that is hard to draft for is so at all depths, and of the
+    deep ones it shows little. What a request adds to the averages counts likewise as that of one which is neither hard
+    nor easy, or they would be, where only easy requests are drafted so deep, those of easy requests.
 
     The averages' own prior is, at each depth, the estimate of the depth above, and at the first FIRST / (rank + 1): the
     chance that all of k children are rejected then falls as a power of k, as Sequoia measures it (arXiv:2402.12374).
@@ -99,9 +98,8 @@ class AcceptanceStats:
 
     def _average(self, seen: Floats, accepted: Floats, decay: float) -> None:
         kept = decay**seen
-        share = np.where(
-            seen > 0, (1 - kept) / (1 - decay) / np.maximum(seen, TINY), 0.0
-        )  # they decay among themselves
+        # The new ones decay too, each with those after it.
+        share = np.where(seen > 0, (1 - kept) / (1 - decay) / np.maximum(seen, TINY), 0.0)
         self._rates = None
         self._seen, self._accepted = kept * self._seen + share * seen, kept * self._accepted + share * accepted
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -35,7 +37,7 @@ class Curve:
                 f"points is {self.points}, must have rising numbers of rows and finite milliseconds above 0"
             )
 
-    def of(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+    def of(self, rows: NDArray[Any]) -> Floats:
         """As a call, of many numbers of rows."""
         at, ms = self._rising
         return np.asarray(np.interp(rows, at, ms) * np.maximum(1.0, rows / at[-1]))

@@ -59,10 +59,9 @@ def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTab
     proportion to its probability, the others in any case.
     """
     reach, trunk = expected(shape, accept), shape.trunk
-    width = max(map(len, shape.frontiers[1:]), default=1)
     between = levels_between(costs)
     rows = [sum(1 for at in shape.depths if at <= depth) for depth in range(shape.depth + 1)]
-    cost = [costs.milliseconds(n, depth, width, num_seqs) / num_seqs for depth, n in enumerate(rows)]
+    cost = [costs.milliseconds(n, depth, shape.width, num_seqs) / num_seqs for depth, n in enumerate(rows)]
     found = []
     for depth in range(shape.depth):
         below, least = _below(shape, trunk[depth]), math.inf

@@ -230,8 +230,12 @@ class LLM:
 
     def memory_plan(self, native: bool = False) -> MemoryPlan:
         """What an engine that is made now will own. Raises ParameterError where no pool fits."""
-        models = [self.target] if native or self.draft is None else [self.target, self.draft]
-        shapes = self._controller(models[1]).shapes if len(models) > 1 else [TreeShape.chain(0)]
+        draft = None if native else self.draft
+        return self._plan_memory(draft, self._controller(draft))
+
+    def _plan_memory(self, draft: Llama | None, controller: Controller) -> MemoryPlan:
+        models = [self.target] if draft is None else [self.target, draft]
+        shapes = controller.shapes if draft is not None else [TreeShape.chain(0)]
         kv_dtypes = [self._kv_dtype(model) for model in models]
         return plan(models, kv_dtypes, self.sizes, self.max_model_len, shapes, free_memory(self.device))
 
@@ -255,14 +259,14 @@ class LLM:
     def _make_engine(self, native: bool) -> Engine:
         block_size, sizes = self.sizes.block_size, self.sizes
         draft = None if native else self.draft
-        num_blocks = self.memory_plan(native).checked().num_blocks
+        controller = self._controller(draft)
+        num_blocks = self._plan_memory(draft, controller).checked().num_blocks
         kv, pool = self._allocate(self.target, num_blocks), BlockPool(num_blocks, block_size, sizes.prefix_cache)
         drafter: Drafter | None = None
         if draft is not None:
             draft_kv = self._allocate(draft, num_blocks)
             drafter = ModelDrafter(draft, draft_kv, pool, self.vocab, sizes.max_num_batched_tokens)
         scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        controller = self._controller(draft)
         config = self.speculative_config
         rule = Rule(config.verify != "rejection", config.fallback_sampling)
         return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, rule=rule)

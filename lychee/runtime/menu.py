@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .cost_table import CostTable
+from .cost_table import CostTable, Floats
 from .planner import Table, plan
 from .shape_buckets import ShapeBuckets
 from .tree import TreeShape
-
-Floats = NDArray[np.float64]
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of chains: the best of them is hardly worse than the best of all
 FIRST_RATES = (0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.97)  # acceptance of first children: a tree is planned for each
@@ -32,7 +29,7 @@ class Menu:
         self._extent = max_depth, max_children
         self._rows = np.array([shape.num_nodes for shape in self.shapes])
         self._levels = np.array([shape.depth for shape in self.shapes])
-        self._widths = np.array([max(map(len, shape.frontiers[1:]), default=1) for shape in self.shapes])
+        self._widths = np.array([shape.width for shape in self.shapes])
         self._first = np.cumsum([0, *self._rows[:-1]])
         self._steps = np.concatenate([_steps(shape, max_depth, max_children) for shape in self.shapes])
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from .acceptance_stats import AcceptanceStats
 from .controller import FIRST_PAUSE, LAST_PAUSE
-from .cost_table import CostTable
+from .cost_table import CostTable, Floats
 from .early_exit import Calibration, least_survivals, levels_between
-from .menu import Floats, Menu
+from .menu import Menu
 from .planner import plan
 from .round_times import RoundTimes
 from .shape_buckets import shape_buckets
@@ -60,14 +60,14 @@ class Planned:
     """
 
     def __init__(self, costs: CostTable, max_depth: int, node_budget: int, max_children: int = MAX_CHILDREN) -> None:
-        self.max_depth, self.node_budget = min(max_depth, node_budget), node_budget
-        self.max_children, self.buckets = max_children, shape_buckets(node_budget, max_depth)
+        self.max_depth, self.max_children = min(max_depth, node_budget), max_children
+        self.buckets = shape_buckets(node_budget, max_depth)
         self.costs = costs
         self.calibration = Calibration()
         self.shared = AcceptanceStats(self.max_depth, max_children)
         self.probe = TreeShape.chain(min(PROBE_LENGTH, self.max_depth))
         self._requests: dict[int, _Request] = {}
-        self._batch: Seq[int] = ()  # for which `_planning` is, for `_left` rounds more
+        self._batch: tuple[int, ...] = ()  # for which `_planning` is, for `_left` rounds more
         self._planning, self._left = NATIVE, 0
         self._pause, self._probed = FIRST_PAUSE, True  # `_pause` is the next one's; whether a probe followed the last
         self._rounds = self._observed = 0
@@ -114,8 +114,8 @@ class Planned:
         if self._left <= 0 and not self._probed:
             self._probed = True
             return [self.probe] * len(request_ids)
-        if self._left <= 0 or self._batch != request_ids:
-            self._batch, self._planning = list(request_ids), self._planned(request_ids)
+        if self._left <= 0 or self._batch != tuple(request_ids):
+            self._batch, self._planning = tuple(request_ids), self._planned(request_ids)
             if self._planning.exits:
                 self._left, self._pause = ROUNDS, FIRST_PAUSE
             elif self._left <= 0:

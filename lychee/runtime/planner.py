@@ -77,8 +77,7 @@ def expected(shape: TreeShape, accept: Table) -> list[float]:
 @lru_cache(maxsize=256)
 def planned(shape: TreeShape, accept: Table, costs: CostTable, num_seqs: int = 1) -> Plan:
     """What a given shape is expected to bring, as `plan` counts it."""
-    width = max(map(len, shape.frontiers[1:]), default=1)
-    milliseconds = costs.milliseconds(shape.num_nodes, shape.depth, width, num_seqs)
+    milliseconds = costs.milliseconds(shape.num_nodes, shape.depth, shape.width, num_seqs)
     return Plan(shape, sum(expected(shape, accept)), milliseconds)
 
 

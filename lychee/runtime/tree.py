@@ -96,6 +96,11 @@ class TreeShape:
         """Of each level that drafts, the nodes that it draws from: those of its depth that have children."""
         return tuple(tuple(node for node in level if self.num_children[node]) for level in self.levels[:-1])
 
+    @cached_property
+    def width(self) -> int:
+        """Most rows of a level that drafts after the root's; 1 where there is none."""
+        return max(map(len, self.frontiers[1:]), default=1)
+
     @lru_cache(maxsize=1024)  # noqa: B019 - shapes are few
     def cut(self, max_depth: int, max_nodes: int) -> TreeShape:
         """The shape less its nodes below `max_depth`, then less all but the first `max_nodes`; the root stays."""

@@ -105,3 +105,10 @@ def test_a_view_keeps_the_value_that_it_is_of():
 def test_only_launches_for_the_cpu_can_be_bound(device):
     assert can_bind(torch.device("cpu"))
     assert not can_bind(torch.device(device))
+
+
+def test_values_may_have_any_number_of_bytes():
+    table = torch.randn(50, 1)
+    program = traced(lambda given: embed(given.tokens, table))  # its only value has 12 bytes
+    lowered = lower(program, {"num_tokens": 3})
+    assert bits(run(lowered, some(3, 0))) == bits(embed(some(3, 0), table))

@@ -219,3 +219,14 @@ def test_a_later_rank_is_never_worth_more_than_an_earlier_one():
         add(stats, 0, 2, True)
     assert stats.rates()[0, 2] > 0.9
     assert len(set(stats.table()[0][1:])) == 1
+
+
+def test_a_request_that_is_not_drafted_for_becomes_one_like_all_others():
+    shared = AcceptanceStats(DEPTH, CHILDREN)
+    watched(shared.of_request(), [WIDE], [[0.8] * CHILDREN] * DEPTH, 2000, 0)
+    hard = watched(shared.of_request(), [WIDE], [[0.1] * CHILDREN] * DEPTH, 60, 1)
+    assert hard.hazard > 1.5
+    for _ in range(5000):
+        hard.fade()
+    assert hard.hazard == pytest.approx(1, abs=0.01)
+    assert hard.rates() == pytest.approx(shared.rates(), abs=0.01)

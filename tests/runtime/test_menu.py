@@ -40,8 +40,7 @@ def test_rounds_cost_what_the_cost_table_says(num_seqs):
     assert costs.shape == (num_seqs + 1, len(SHAPES))
     assert costs[0] == pytest.approx([COSTS.milliseconds(1, 0, 1, num_seqs)] * len(SHAPES))
     for i, shape in enumerate(SHAPES):
-        width = max(map(len, shape.frontiers[1:]), default=1)
-        assert costs[-1, i] == pytest.approx(COSTS.milliseconds(shape.num_nodes, shape.depth, width, num_seqs))
+        assert costs[-1, i] == pytest.approx(COSTS.milliseconds(shape.num_nodes, shape.depth, shape.width, num_seqs))
 
 
 def test_sequences_that_draft_nothing_add_a_row_each():
@@ -69,6 +68,7 @@ def test_shapes_that_are_good_for_no_draft_are_left_out():
     free_rows = CostTable(Curve(((1, 1.0), (32, 1.0))), Curve(((1, 0.01), (8, 0.01))))
     shapes = Menu.of(shape_buckets(32, 16), free_rows, CHILDREN).shapes
     assert TreeShape.chain(5) not in shapes
+    assert {TreeShape.chain(length) for length in (1, 2, 3)} < set(shapes)
     assert max(shape.num_nodes for shape in shapes) > 20
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lychee.runtime.controller import LAST_PAUSE
 from lychee.runtime.cost_table import CostTable, Curve
-from lychee.runtime.planned import Planned
+from lychee.runtime.planned import WORTH, Planned, Planning
 from lychee.runtime.tree import ProposedTree, TreeShape
 
 MEMORY_BOUND = CostTable(Curve(((1, 10.0), (64, 11.0))), Curve(((1, 0.5), (64, 0.6))))
@@ -115,3 +115,36 @@ def test_a_request_that_was_left_out_is_tried_again():
         drafted.append(shape.depth > 0)
     assert not any(drafted[250:300])
     assert all(drafted[-300:])
+
+
+def test_a_tree_that_is_better_than_the_whole_menu_is_added_to_it():
+    """Of a draft whose second children are accepted as often as its first, which no typical table says."""
+    controller = Planned(MEMORY_BOUND, 8, 32)
+    before = controller.menu.shapes
+    (*_, last) = play(controller, lambda _: (0.45, 0.8, 0.8, 0.8), 1200)
+    (added,) = [shape for shape in controller.menu.shapes if shape not in before]
+    assert last == added
+    assert max(added.num_children) > 1
+
+
+def test_a_plan_stays_while_another_is_hardly_better():
+    controller = Planned(MEMORY_BOUND, 8, 32)
+    menu, table = controller.menu, controller.shared.chances()
+    rates = menu.emitted(table) / menu.milliseconds(MEMORY_BOUND, 1)[1]
+    best = menu.shapes[rates.argmax()]
+    stayed = set()
+    for shape, rate in zip(menu.shapes, rates, strict=True):
+        controller = Planned(MEMORY_BOUND, 8, 32)
+        controller._planning = Planning(shape, {})
+        stays = rate * WORTH > rates.max()
+        assert controller.plan([1]) == [shape if stays else best]
+        stayed.add(stays and shape != best)
+    assert stayed == {False, True}
+
+
+def test_what_a_short_request_has_shown_is_known_when_it_has_ended():
+    controller = Planned(MEMORY_BOUND, 8, 32)
+    before = controller.shared.rates()[0, 0]
+    play(controller, lambda _: (0.0,), 3)
+    controller.forget(7)
+    assert controller.shared.rates()[0, 0] < before

@@ -69,19 +69,20 @@ def keep(jit_function: Any, specialised: str, kernel: Any) -> None:
 
 def _digest(jit_function: Any, specialised: str) -> str:
     from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
 
     debug = jit_function.debug or knobs.runtime.debug
-    parts = jit_function.cache_key, specialised, repr(debug), *_environment()
+    variables = repr(sorted(get_cache_invalidating_env_vars().items()))
+    parts = jit_function.cache_key, specialised, repr(debug), variables, *_installed()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @cache
-def _environment() -> tuple[str, ...]:
-    """What besides its source decides how a kernel is compiled."""
+def _installed() -> tuple[str, ...]:
+    """The versions of all that compiles."""
     import triton
     from triton._C import libtriton
 
     library = os.stat(libtriton.__file__)
-    variables = sorted(libtriton.get_cache_invalidating_env_vars().items())
-    stamp = triton.__version__, library.st_mtime_ns, library.st_size, variables
+    stamp = triton.__version__, library.st_mtime_ns, library.st_size
     return repr(stamp), jit.versions(), CPUBackend.hash(None)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton.language as tl
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from lychee.backends.cpu import jit
@@ -273,3 +274,15 @@ def test_variants_differ_by_source_constants_dtypes_and_debug(directory, forget)
         before = len(list(directory.glob("*.variant")))
         launch()
         assert len(list(directory.glob("*.variant"))) == before + 1
+
+
+@pytest.mark.parametrize("setting", ["DISABLE_LLVM_OPT", "debug"])
+def test_variants_differ_by_what_triton_is_told_of_compiling(directory, forget, monkeypatch, setting):
+    sum_of_kernel()
+    if setting == "debug":
+        monkeypatch.setattr(knobs.runtime, "debug", True)
+    else:
+        monkeypatch.setenv(setting, "1")
+    forget()
+    assert sum_of_kernel() == 4950.0
+    assert len(list(directory.glob("*.variant"))) == 2
