@@ -17,29 +17,22 @@ from typing import Any
 import torch
 
 from lychee.models.chat import ChatTemplate
-from lychee.models.kv_cache import KVCache
-from lychee.models.llama import Llama
 
-from .acceptance import Rule
-from .blocks import BlockPool
 from .checks import ParameterError, check_bool, check_names, refuse
 from .config import EngineConfig, SpeculativeConfig
-from .controller import Controller, make_controller
 from .cost_table import CostTable
-from .drafter import Drafter, ModelDrafter
 from .engine import Engine
+from .engine_maker import EngineMaker
 from .load_pair import load_pair
 from .measure import MEASURED_FROM, measured
-from .memory_plan import MemoryPlan, free_memory, plan
+from .memory_plan import MemoryPlan
 from .metrics import Metrics
 from .outputs import Request, RequestOutput, Stream
 from .planned import MAX_CHILDREN, Planned
 from .requests import Prompt, RequestMaker
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler
 from .sequence import Mode, Sequence
 from .streamer import Chunk
-from .tree import TreeShape
 from .warm_up import lowering, warm_up
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -95,7 +88,6 @@ class LLM:
         pair = load_pair(model, draft_model, self.device, kind, target_quant, draft_quant)
         self.tokenizer, self.target, self.draft, self.vocab = pair.tokenizer, pair.target, pair.draft, pair.vocab
         self.notes = pair.notes
-        self._int8_cache = kv_cache_dtype == "int8"
         self._path = pair.path
         self._chat_template: ChatTemplate | None = None
         limit = self.target.config.max_positions
@@ -107,6 +99,10 @@ class LLM:
         )
         self.maker = RequestMaker(
             self.tokenizer, self.vocab, self.max_model_len, eos_ids, self.speculative_config.verify
+        )
+        int8_cache, config = kv_cache_dtype == "int8", self.speculative_config
+        self._engine_maker = EngineMaker(
+            self.target, self.draft, self.vocab, config, self.sizes, self.max_model_len, int8_cache, self.device
         )
         self._engines: dict[bool, Engine] = {}
         self._lock = Lock()  # one step at a time, whichever thread asks for it
@@ -177,7 +173,7 @@ class LLM:
         """The engine that runs with the draft model, or natively; made on first use."""
         native = native or self.draft is None
         if native not in self._engines:
-            self._engines[native] = self._make_engine(native)
+            self._engines[native] = self._engine_maker.make(native)
         return self._engines[native]
 
     def renew_engine(self, native: bool = False) -> Engine:
@@ -230,14 +226,7 @@ class LLM:
 
     def memory_plan(self, native: bool = False) -> MemoryPlan:
         """What an engine that is made now will own. Raises ParameterError where no pool fits."""
-        draft = None if native else self.draft
-        return self._plan_memory(draft, self._controller(draft))
-
-    def _plan_memory(self, draft: Llama | None, controller: Controller) -> MemoryPlan:
-        models = [self.target] if draft is None else [self.target, draft]
-        shapes = controller.shapes if draft is not None else [TreeShape.chain(0)]
-        kv_dtypes = [self._kv_dtype(model) for model in models]
-        return plan(models, kv_dtypes, self.sizes, self.max_model_len, shapes, free_memory(self.device))
+        return self._engine_maker.memory_plan(native)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
@@ -246,7 +235,7 @@ class LLM:
     def metrics(self, native: bool = False) -> Metrics:
         """The metrics of an engine since it was made or its metrics were reset."""
         engine = self.engine(native)
-        engine.metrics.peak_memory_bytes = self._memory(engine)
+        engine.metrics.peak_memory_bytes = self._engine_maker.memory(engine)
         return engine.metrics
 
     def reset_metrics(self, native: bool = False) -> None:
@@ -255,53 +244,6 @@ class LLM:
         engine.scheduler.num_preemptions = engine.scheduler.pool.max_used = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-
-    def _make_engine(self, native: bool) -> Engine:
-        block_size, sizes = self.sizes.block_size, self.sizes
-        draft = None if native else self.draft
-        controller = self._controller(draft)
-        num_blocks = self._plan_memory(draft, controller).checked().num_blocks
-        kv, pool = self._allocate(self.target, num_blocks), BlockPool(num_blocks, block_size, sizes.prefix_cache)
-        drafter: Drafter | None = None
-        if draft is not None:
-            draft_kv = self._allocate(draft, num_blocks)
-            drafter = ModelDrafter(draft, draft_kv, pool, self.vocab, sizes.max_num_batched_tokens)
-        scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        config = self.speculative_config
-        rule = Rule(config.verify != "rejection", config.fallback_sampling)
-        return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, rule=rule)
-
-    def _controller(self, draft: Llama | None) -> Controller:
-        config = self.speculative_config
-        if draft is None or config.shape != "auto" or config.max_draft_len == 0:
-            return make_controller(config)
-        share = draft.weights.num_bytes / self.target.weights.num_bytes
-        return Planned(CostTable.guessed(share), config.max_draft_len, config.budget)
-
-    def _allocate(self, model: Llama, num_blocks: int) -> KVCache:
-        """Raises ParameterError where there is not so much memory."""
-        dtype, block_size = self._kv_dtype(model), self.sizes.block_size
-        try:
-            return KVCache.allocate(model.config, num_blocks, block_size, dtype, self.device)
-        except RuntimeError as error:
-            wanted = num_blocks * KVCache.block_bytes(model.config, block_size, dtype) / 2**30
-            raise refuse("num_blocks", num_blocks, f"fewer: {wanted:,.1f} GiB cannot be allocated") from error
-
-    def _memory(self, engine: Engine) -> int:
-        """On CUDA the allocator's peak, else the bytes of the weights and of the KV blocks that were in use at once."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        drafter = engine.drafter
-        models = [self.target, drafter.model] if isinstance(drafter, ModelDrafter) else [self.target]
-        return sum(model.weights.num_bytes for model in models) + engine.scheduler.pool.max_used * self._block_bytes(
-            models
-        )
-
-    def _block_bytes(self, models: Seq[Llama]) -> int:
-        return sum(KVCache.block_bytes(m.config, self.sizes.block_size, self._kv_dtype(m)) for m in models)
-
-    def _kv_dtype(self, model: Llama) -> torch.dtype:
-        return torch.int8 if self._int8_cache else model.weights.dtype
 
     def _run(self, engine: Engine, seqs: Seq[Sequence]) -> Generator[Chunk, None, None]:
         """Step the engine until these sequences end. Chunks of other callers' sequences go to their inboxes."""
