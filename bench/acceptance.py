@@ -27,7 +27,7 @@ def repeated_share(token_ids: Sequence[int], n: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def measure(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
+def measure(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> dict[str, Any]:
     llm.reset_metrics()
     outputs = llm.generate(list(prompts), params)
     totals = llm.metrics().totals()

@@ -4,7 +4,7 @@
 
 Perplexity is of the target, teacher-forced in windows. `over floats` is over the same weights as floats with a cache of
 floats; `file` stands for the weights as the file has them. Acceptance is at 4 tokens drafted per round, greedy and at
-temperature 0.7 with a seed, of the packaged prompts or those of a file.
+temperature 0.7 with a seed, of the packaged prompts or those of a file, with `--chat` as users' messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.acceptance import measure
+from bench.pair import asked, read_prompts
 from bench.perplexity import Windows, losses, perplexity
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
 from lychee.models.llama import Llama
 from lychee.models.model_files import FLOATS, open_model
+from lychee.models.names import resolve_model
 from lychee.models.quant_format import QuantFormat
 from lychee.models.tokenizer_files import load_tokenizer
 
@@ -64,19 +65,20 @@ def acceptances(args: argparse.Namespace, prompts: Sequence[str]) -> Iterator[tu
             params = SamplingParams(
                 max_tokens=args.max_tokens, temperature=temperature, seed=0 if temperature else None, ignore_eos=True
             )
-            yield target, draft, temperature, measure(llm, prompts, params)
+            yield target, draft, temperature, measure(llm, asked(llm, prompts, args), params)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="default: the packaged pair")
-    parser.add_argument("--draft-model", type=Path, help="without it, no acceptance is measured of a --model")
+    parser.add_argument("--model", help="default: the packaged pair")
+    parser.add_argument("--draft-model", help="without it, no acceptance is measured of a --model")
     parser.add_argument("--text", type=Path, default=TEXT, metavar="FILE")
     parser.add_argument("--formats", nargs="*", default=FORMATS, help="file, int8, int4, ... (default: all)")
     parser.add_argument("--kv-cache-dtypes", nargs="+", choices=CACHES, default=list(CACHES))
     parser.add_argument("--window", type=int, default=256, help="tokens read together (default 256)")
     parser.add_argument("--max-windows", type=int, metavar="N", help="default: as many as the text fills")
     parser.add_argument("--prompt-file", type=Path, help="prompts, one a line (default: the packaged ones)")
+    parser.add_argument("--chat", action="store_true", help="prompts are users' messages")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each prompt, for acceptance (default 64)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
@@ -90,12 +92,12 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, argparse.Argu
 def main(argv: Sequence[str] | None = None) -> None:
     args, parser = parse(argv)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    prompts = list(chain.from_iterable(demo.prompts().values()))
     try:
+        args.model = resolve_model(args.model)
+        args.draft_model = args.draft_model and resolve_model(args.draft_model)
+        prompts = read_prompts(args)
         for name in args.formats:
             name == OWN or QuantFormat.parse(name)
-        if args.prompt_file:
-            prompts = [line for line in args.prompt_file.read_text(encoding="utf-8").splitlines() if line.strip()]
         longest = open_model(args.model).config.max_positions
         if args.window > longest:
             parser.error(f"--window is {args.window}, must be at most the model's {longest}")
