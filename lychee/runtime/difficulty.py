@@ -63,7 +63,7 @@ class Difficulty:
         counts, likelihood = known
         self._new.append((belief, counts))
         if len(self._new) >= self._together:
-            self.settle()
+            self._settle()
             self._together = min(2 * self._together, MOST_TOGETHER)
         belief = belief * likelihood
         belief *= (1 - CHANGES) / belief.sum()
@@ -77,16 +77,15 @@ class Difficulty:
         likelihood = np.exp(self._accepts @ accepted + self._rejects @ (seen - accepted))
         return counts, np.maximum(likelihood, LEAST)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Count what was observed for all requests, as is done for several rounds together."""
-        if self._new:
-            beliefs, counts = map(np.stack, zip(*self._new, strict=True))
-            self._new.clear()
-            more = self._rejected(beliefs) / self._rejected_at_one - 1
-            total = counts.sum(0)
-            total[:, :, 0] += (counts[:, 0, :, 0] * more).sum(0)
-            self.stats.add(*total)
-            self._use()
+        beliefs, counts = map(np.stack, zip(*self._new, strict=True))
+        self._new.clear()
+        more = self._rejected(beliefs) / self._rejected_at_one - 1
+        total = counts.sum(0)
+        total[:, :, 0] += (counts[:, 0, :, 0] * more).sum(0)
+        self.stats.add(*total)
+        self._use()
 
     def _rejected(self, belief: Floats) -> Floats:
         """[..., depth]: of the first children whose parents are accepted, how many are to be rejected."""

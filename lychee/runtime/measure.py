@@ -20,7 +20,7 @@ LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 1.0  # over all shapes, until so much time
 DEPTH = 4  # of the trees that are timed
 
 Maker = Callable[[int], Sequence]
-"""Makes a request that emits up to so many tokens, at temperature 0."""
+"""Makes a request that emits so many tokens."""
 Times = tuple[float, float, float]
 """Milliseconds of drafting, of verification and of the rest of a round."""
 

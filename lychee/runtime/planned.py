@@ -204,5 +204,4 @@ class Planned:
             request.confidences = ()
 
     def forget(self, request_id: int) -> None:
-        if self._requests.pop(request_id, None):
-            self.difficulty.settle()
+        self._requests.pop(request_id, None)
