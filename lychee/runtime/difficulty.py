@@ -17,8 +17,13 @@ CHANGES = 1 / 64  # of rounds: those before which another stretch begins
 TOGETHER, MOST_TOGETHER = 16, 64  # rounds, after which what they showed counts for all requests: it doubles
 PRIOR: Floats = np.exp(-0.5 * (np.log2(HAZARDS) / SPREAD) ** 2)
 PRIOR /= PRIOR.sum()
-_ANEW = CHANGES * PRIOR
 LEAST = 1e-9  # of a probability that is neither 0 nor 1
+
+
+Outcome = tuple[TreeShape, int, int]
+"""Of a round: its shape, the accepted path's last node, and the depth down to which it counts: what was emitted of the
+text, and drafted of the shape.
+"""
 
 
 class Difficulty:
@@ -49,26 +54,22 @@ class Difficulty:
         reached = np.exp(np.cumsum(self._accepts, 1) - self._accepts)
         self._outcomes = np.concatenate([reached * rejects, reached], 1)  # [hazards, 2 depth]
         self._rejected_at_one = 1 - rates
-        self._known: dict[tuple[TreeShape, int, int], tuple[Floats, Floats]] = {}
+        self._known: dict[Outcome, tuple[Floats, Floats]] = {}
         self.version += 1
 
-    def observe(self, belief: Floats, shape: TreeShape, path: Seq[int], emitted: int, levels: int) -> Floats:
-        """The belief after a round: the accepted path's nodes, root first, how many tokens were emitted, and how many
-        levels drafted.
-        """
-        kind = shape, path[-1], min(emitted, levels)
-        known = self._known.get(kind)
-        if known is None:
-            known = self._known[kind] = self._likelihood(*kind)
-        counts, likelihood = known
-        self._new.append((belief, counts))
+    def later(self, belief: Floats, outcomes: Seq[Outcome], rounds: int) -> Floats:
+        """The belief after so many rounds, of which those that drafted had these outcomes."""
+        for outcome in outcomes:
+            known = self._known.get(outcome)
+            if known is None:
+                known = self._known[outcome] = self._likelihood(*outcome)
+            self._new.append((belief, known[0]))
+            belief = belief * known[1]
         if len(self._new) >= self._together:
             self._settle()
             self._together = min(2 * self._together, MOST_TOGETHER)
-        belief = belief * likelihood
-        belief *= (1 - CHANGES) / belief.sum()
-        belief += _ANEW
-        return belief
+        same = (1 - CHANGES) ** rounds
+        return np.asarray(belief * (same / belief.sum()) + (1 - same) * PRIOR)
 
     def _likelihood(self, shape: TreeShape, last: int, until: int) -> tuple[Floats, Floats]:
         """What a round showed, and how probable that is by hazard."""
@@ -103,8 +104,3 @@ class Difficulty:
         rates = self.stats.rates().copy()
         rates[:, 0] = 1 - self._rejected(belief)
         return tuple(map(tuple, falling(rates).tolist()))
-
-
-def later(belief: Floats) -> Floats:
-    """The belief a round later, of which nothing was seen."""
-    return np.asarray((1 - CHANGES) * belief + _ANEW)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable, Floats
-from .difficulty import PRIOR, Difficulty, later
+from .difficulty import PRIOR, Difficulty, Outcome
 from .early_exit import Calibration, least_survivals, levels_between
 from .menu import Menu
 from .planner import plan
@@ -19,7 +19,8 @@ from .shape_buckets import shape_buckets
 from .tree import ProposedTree, TreeShape
 
 MAX_CHILDREN = 4
-EXIT_ROUNDS = 16  # after which it is weighed anew how sure a draft must be to go on
+PLAN_ROUNDS = 4  # for which a plan holds
+EXIT_PLANS = 4  # after which it is weighed anew how sure a draft must be to go on
 COST_ROUNDS = 128  # after which costs are those of recent rounds
 FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
 PROBE_LENGTH = 2
@@ -30,13 +31,15 @@ NATIVE = TreeShape.chain(0)
 
 @dataclass
 class _Request:
-    """belief: about how hard it is to draft for.
+    """belief: about how hard it is to draft for. outcomes, rounds: since then.
 
     waited, pause: rounds without a draft, and how many there may be. exits: by depth, how probable the trunk must be to
-    be drafted on, for a shape and so many rounds.
+    be drafted on, for a shape and so many plans.
     """
 
     belief: Floats
+    outcomes: list[Outcome] = field(default_factory=list)
+    rounds: int = 0
     waited: int = 0
     pause: int = FIRST_PAUSE
     exits: tuple[float, ...] = ()
@@ -49,10 +52,11 @@ class Planned:
     """Shapes of a `Menu`. `costs` may be replaced at any time, as when they have been measured, and follow what rounds
     take (`RoundTimes`).
 
-    All requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a
-    draft would cost for one that is not is spent on the others' rows. Nothing is learnt of a request without drafts, so
-    it is probed after a pause: by what the others draft, or a short chain. Pauses double until it is worth drafting for
-    again, but not beyond what keeps the time that probes add to native decoding at PROBE_SHARE of it.
+    A plan holds for PLAN_ROUNDS. All requests of a round that draft have one shape, and those draft whose acceptance
+    makes them worth it: what a draft would cost for one that is not is spent on the others' rows. Nothing is learnt of
+    a request without drafts, so it is probed after a pause: by what the others draft, or a short chain. Pauses double
+    until it is worth drafting for again, but not beyond what keeps the time that probes add to native decoding at
+    PROBE_SHARE of it.
 
     How much of a shape is drafted is decided while it is: `early_exit`.
 
@@ -66,6 +70,7 @@ class Planned:
         self.difficulty = Difficulty(self.max_depth, max_children)
         self.calibration = Calibration()
         self._requests: dict[int, _Request] = {}
+        self._batch, self._planned, self._left = list[int](), list[TreeShape](), 0  # and for how many rounds more
         self.costs = costs
         self._rounds = self._observed = 0
         self._renewal = FIRST_RENEWAL
@@ -89,6 +94,7 @@ class Planned:
         self._milliseconds = dict[int, Floats]()  # of the menu's shapes, by sequences
         self._tokens, self._version = np.empty(0), -1  # and what they bring, by what was seen up to this version
         self._at: int | None = None  # the shape that was planned last
+        self._left = 0
 
     def _use(self, costs: CostTable) -> None:
         self._costs = costs
@@ -114,26 +120,31 @@ class Planned:
         return depth >= len(request.exits) or self.calibration.survival(confidences) >= request.exits[depth]
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
+        if self._left > 0 and self._batch == request_ids:
+            self._left -= 1
+            return self._planned
         for request_id in request_ids:
             if request_id not in self._requests:
                 self._requests[request_id] = _Request(PRIOR)
+        requests = [self._requests[request_id] for request_id in request_ids]
+        for request in requests:
+            self._learn(request)
         if self._observed >= self._renewal:
             self._renew()
-        requests = [self._requests[request_id] for request_id in request_ids]
+        self._batch, self._left, self._planned = list(request_ids), PLAN_ROUNDS - 1, []
         drafting, rate = self._best(requests)
         shape = self.probe if self._at is None else self.menu.shapes[self._at]
-        planned = []
         for i, request in enumerate(requests):
+            probed = i not in drafting and request.waited >= request.pause
             if i in drafting:
                 request.waited, request.pause = 0, FIRST_PAUSE
-            elif request.waited >= request.pause:
+            elif probed:
                 request.waited, request.pause = 0, min(2 * request.pause, self._longest_pause)
-            else:
-                request.waited += 1
-            planned.append(NATIVE if request.waited else shape)
+                self._left = 0  # a probe is one round
+            self._planned.append(shape if probed or i in drafting else NATIVE)
             if request.exits or self.levels < shape.depth:
                 self._set_exits(request, shape if i in drafting else NATIVE, rate, len(drafting))
-        return planned
+        return self._planned
 
     def _best(self, requests: Seq[_Request]) -> tuple[Seq[int], float]:
         """Choose the best of the menu, or what was planned before where that is hardly worse. Which of the requests are
@@ -166,7 +177,7 @@ class Planned:
             asked = self.levels < shape.depth
             table = self.difficulty.table(request.belief) if asked else ()
             request.exits = least_survivals(shape, rate, table, self.costs, drafting) if asked else ()
-            request.exits_for, request.exits_left = shape, EXIT_ROUNDS
+            request.exits_for, request.exits_left = shape, EXIT_PLANS
 
     def _emitted(self) -> Floats:
         """[hazards, shapes]: tokens that a round of each emits."""
@@ -192,10 +203,11 @@ class Planned:
         request = self._requests.get(request_id)
         if request is None:
             return
+        request.rounds += 1
         if not tree.depth:
-            request.belief = later(request.belief)
+            request.waited += 1
             return
-        request.belief = self.difficulty.observe(request.belief, tree.shape, path, emitted, tree.depth)
+        request.outcomes.append((tree.shape, path[-1], min(emitted, tree.depth)))
         self._observed += 1
         if request.confidences:
             reached = tree.shape.on_trunk(path)
@@ -204,4 +216,9 @@ class Planned:
             request.confidences = ()
 
     def forget(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
+        if request := self._requests.pop(request_id, None):
+            self._learn(request)
+
+    def _learn(self, request: _Request) -> None:
+        request.belief = self.difficulty.later(request.belief, request.outcomes, request.rounds)
+        request.outcomes, request.rounds = [], 0

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from lychee.runtime.difficulty import HAZARDS, PRIOR, Difficulty, later
+from lychee.runtime.difficulty import HAZARDS, PRIOR, Difficulty
 from lychee.runtime.tree import TreeShape
 
 CHAIN = TreeShape.chain(6)
@@ -19,8 +19,7 @@ def accepted(shape, rates, draws):
 def watched(difficulty, belief, shape, rate, rounds, seed):
     draws = random.Random(seed)
     for _ in range(rounds):
-        path = range(accepted(shape, [rate] * shape.depth, draws) + 1)
-        belief = difficulty.observe(belief, shape, path, len(path), shape.depth)
+        belief = difficulty.later(belief, [(shape, accepted(shape, [rate] * shape.depth, draws), shape.depth)], 1)
     return belief
 
 
@@ -62,8 +61,7 @@ def test_of_text_that_was_accepted_so_deep_the_next_token_is_likelier_to_be():
 def test_a_request_that_is_not_drafted_for_becomes_one_like_all_others():
     difficulty = Difficulty(6, 2)
     belief = hard = watched(difficulty, PRIOR, CHAIN, 0.1, 60, 1)
-    for _ in range(400):
-        belief = later(belief)
+    belief = difficulty.later(belief, [], 400)
     assert belief == pytest.approx(PRIOR, abs=0.01)
     assert abs(hard - PRIOR).max() > 0.1
 
@@ -90,10 +88,10 @@ def test_what_is_expected_of_chains_is_what_they_emit_where_easy_and_hard_text_c
     for i in range(4000):
         rate = 0.9 if i // 25 % 2 else 0.4
         reach = np.cumprod([chances[0] for chances in difficulty.table(belief)])
-        path = range(accepted(CHAIN, [rate] * 6, draws) + 1)
-        belief = difficulty.observe(belief, CHAIN, path, len(path), 6)
+        last = accepted(CHAIN, [rate] * 6, draws)
+        belief = difficulty.later(belief, [(CHAIN, last, 6)], 1)
         if i > 500:
-            expected, emitted = expected + 1 + reach.sum(), emitted + len(path)
+            expected, emitted = expected + 1 + reach.sum(), emitted + 1 + last
     assert expected == pytest.approx(emitted, rel=0.03)
 
 

@@ -145,7 +145,7 @@ def test_a_plan_stays_while_another_is_hardly_better():
 def test_what_short_requests_have_shown_is_known_of_all():
     controller = Planned(MEMORY_BOUND, 8, 32)
     before = controller.difficulty.stats.rates()[0, 0]
-    for _ in range(6):
+    for _ in range(20):
         play(controller, lambda _: (0.0,), 3)
         controller.forget(7)
     assert controller.difficulty.stats.rates()[0, 0] < before
