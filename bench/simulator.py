@@ -47,7 +47,7 @@ CPU = CostTable(
     overhead=0.1,
     drafting=0.22,
 )
-GPU = CostTable(Curve(((1, 1.0), (16, 1.02), (64, 1.2))), Curve(((1, 0.1), (8, 0.1), (64, 0.12))), 0.02, 0.02)
+GPU = CostTable(Curve(((1, 10.0), (16, 10.2), (64, 12.0))), Curve(((1, 1.0), (8, 1.0), (64, 1.2))), 0.2, 0.2)
 COSTS = {"cpu": CPU, "gpu": GPU}
 EASY, MEDIUM, HARD = map(Regime.of, (0.9, 0.7, 0.4))
 LENGTHS = range(1, MAX_DEPTH + 1)

@@ -19,13 +19,14 @@ from .shape_buckets import shape_buckets
 from .tree import ProposedTree, TreeShape
 
 MAX_CHILDREN = 4
-PLAN_ROUNDS = 4  # for which a plan holds
+PLAN_MS, PLAN_SHARE = 0.1, 0.03  # of the host to make a plan; of native decoding's time, which plans may take
+MOST_ROUNDS = 4  # for which a plan holds
 EXIT_PLANS = 4  # after which it is weighed anew how sure a draft must be to go on
 COST_ROUNDS = 128  # after which costs are those of recent rounds
 FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
 PROBE_LENGTH = 2
 PROBE_SHARE = 0.03  # of native decoding's time, which probes may add to it
-WORTH = 1.02  # times as many tokens per millisecond as a plan brings, for another to take its place
+WORTH = 1.03  # times as many tokens per millisecond as a plan brings, for another to take its place
 NATIVE = TreeShape.chain(0)
 
 
@@ -52,11 +53,11 @@ class Planned:
     """Shapes of a `Menu`. `costs` may be replaced at any time, as when they have been measured, and follow what rounds
     take (`RoundTimes`).
 
-    A plan holds for PLAN_ROUNDS. All requests of a round that draft have one shape, and those draft whose acceptance
-    makes them worth it: what a draft would cost for one that is not is spent on the others' rows. Nothing is learnt of
-    a request without drafts, so it is probed after a pause: by what the others draft, or a short chain. Pauses double
-    until it is worth drafting for again, but not beyond what keeps the time that probes add to native decoding at
-    PROBE_SHARE of it.
+    A plan holds for one round, and for up to MOST_ROUNDS where rounds are so short that making it takes PLAN_SHARE. All
+    requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a draft
+    would cost for one that is not is spent on the others' rows. Nothing is learnt of a request without drafts, so it is
+    probed after a pause: by what the others draft, or a short chain. Pauses double until it is worth drafting for
+    again, but not beyond what keeps the time that probes add to native decoding at PROBE_SHARE of it.
 
     How much of a shape is drafted is decided while it is: `early_exit`.
 
@@ -101,6 +102,7 @@ class Planned:
         self._milliseconds.clear()
         self.levels = levels_between(costs)
         native, probe = costs.milliseconds(1, 0, 1), costs.milliseconds(self.probe.num_nodes, self.probe.depth, 1)
+        self._held = min(ceil(PLAN_MS / PLAN_SHARE / native), MOST_ROUNDS)
         self._longest_pause = min(max(ceil((probe / native - 1) / PROBE_SHARE), FIRST_PAUSE), LAST_PAUSE)
 
     def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
@@ -131,7 +133,7 @@ class Planned:
             self._learn(request)
         if self._observed >= self._renewal:
             self._renew()
-        self._batch, self._left, self._planned = list(request_ids), PLAN_ROUNDS - 1, []
+        self._batch, self._left, self._planned = list(request_ids), self._held - 1, []
         drafting, rate = self._best(requests)
         shape = self.probe if self._at is None else self.menu.shapes[self._at]
         for i, request in enumerate(requests):
