@@ -3,8 +3,8 @@
     python -m bench.simulator [--seed 0] [--json FILE]
 
 No model runs. Costs are like the packaged pair's on a CPU, where every further row costs the target time (`cpu`), and
-like those of a device that passes leave idle (`gpu`); a level of the draft takes about a tenth of a native round in
-both. Text is of one regime, or goes from one to another. Speeds are multiples of native decoding's.
+like those of a device that passes leave idle (`gpu`); a level of the draft takes a tenth of a native round in both.
+Text is of one regime, or goes from one to another. Speeds are multiples of native decoding's.
 `regret` is what `goodput` takes longer than the oracle, which knows the regime and drafts the best fixed shape for it;
 `recovers` is in how many rounds after a change of regime, at worst and of so many changes, the plan is again as good as
 NEARLY of the best; `changes` is how often in 100 rounds another shape is drafted, probes of native stretches left out.
