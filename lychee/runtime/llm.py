@@ -203,7 +203,7 @@ class LLM:
         pool = engine.scheduler.pool
         room = min(self.max_model_len, pool.num_blocks * pool.block_size) - 2  # after a prompt of two tokens
         if isinstance(engine.controller, Planned) and room >= MEASURED_FROM:
-            engine.controller.costs = self._measured(engine, engine.controller, room)
+            engine.controller.costs = self._measured(engine, engine.controller, params, room)
         for shape in engine.shapes:
             wanted = max(4, shape.depth + 2)  # a token of prefill, and a round that nothing cuts
             if wanted <= room:
@@ -213,13 +213,13 @@ class LLM:
                     stream.close()
         self.reset_metrics(native)
 
-    def _measured(self, engine: Engine, planned: Planned, room: int) -> CostTable:
-        """What rounds cost on this machine, of those whose requests have room."""
+    def _measured(self, engine: Engine, planned: Planned, params: SamplingParams, room: int) -> CostTable:
+        """What rounds of such requests cost on this machine, as far as there is room for them."""
+        endless = replace(params, stop=(), stop_token_ids=())
 
         def request(max_tokens: int) -> Sequence:
-            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
             self._next_id += 1
-            return self.maker.sequences([0, 0], params, self._next_id - 1)[0]
+            return self.maker.sequences([0, 0], replace(endless, max_tokens=max_tokens), self._next_id - 1)[0]
 
         widths = [width for width in planned.buckets.widths if width <= MAX_CHILDREN]
         return measured(engine, planned.max_depth, widths, request, room)

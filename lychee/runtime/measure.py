@@ -16,11 +16,11 @@ from .warm_up import lowering
 
 ROUNDS = 4  # of each shape at a time; the first is left out
 LENGTHS = (0, 1, 3, 4, 8, 12)  # of chains; between them costs are interpolated
-LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 1.0  # over all shapes, until so much time has passed; the first lowers programs
+LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 0.5  # over all shapes, until so much time has passed; the first lowers programs
 DEPTH = 4  # of the trees that are timed
 
 Maker = Callable[[int], Sequence]
-"""Makes a request that emits up to so many tokens, at temperature 0."""
+"""Makes a request that emits so many tokens."""
 Times = tuple[float, float, float]
 """Milliseconds of drafting, of verification and of the rest of a round."""
 

@@ -53,9 +53,10 @@ class Menu:
         return Menu([*self.shapes, shape], *self._extent)
 
     def emitted(self, accept: Floats | Table) -> Floats:
-        """[shapes]: the tokens that a round of each is expected to emit, by `accept` [depth, rank] as the planner's."""
-        reach = np.exp(self._steps @ np.log(np.maximum(accept, NEVER)).ravel())
-        return np.asarray(np.add.reduceat(reach, self._first))
+        """[..., shapes]: tokens that a round of each is to emit, by `accept` [..., depth, rank] as the planner's."""
+        chances = np.log(np.maximum(accept, NEVER))
+        reach = np.exp(chances.reshape(*chances.shape[:-2], -1) @ self._steps.T)
+        return np.asarray(np.add.reduceat(reach, self._first, -1))
 
     def milliseconds(self, costs: CostTable, num_seqs: int) -> Floats:
         """[drafting, shapes]: of a round of `num_seqs` sequences, of which 0 to num_seqs draft, all that shape."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
-from .acceptance_stats import AcceptanceStats
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable, Floats
+from .difficulty import PRIOR, Difficulty, Outcome
 from .early_exit import Calibration, least_survivals, levels_between
 from .menu import Menu
 from .planner import plan
@@ -18,30 +19,33 @@ from .shape_buckets import shape_buckets
 from .tree import ProposedTree, TreeShape
 
 MAX_CHILDREN = 4
-ROUNDS = 16  # after which a batch is planned anew
-COST_ROUNDS = 64  # after which costs are those of recent rounds
+PLAN_MS, PLAN_SHARE = 0.1, 0.03  # of the host to make a plan; of native decoding's time, which plans may take
+MOST_ROUNDS = 4  # for which a plan holds
+EXIT_PLANS = 4  # after which it is weighed anew how sure a draft must be to go on
+COST_ROUNDS = 128  # after which costs are those of recent rounds
 FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
 PROBE_LENGTH = 2
-WORTH = 1.02  # times as many tokens per millisecond as a plan brings, for another to take its place
-
-
-@dataclass(frozen=True)
-class Planning:
-    """What the requests of a batch draft: each `shape` or nothing.
-
-    exits: of each request that drafts, by depth, how probable the trunk must be to be drafted on.
-    """
-
-    shape: TreeShape
-    exits: dict[int, tuple[float, ...]]
-
-
-NATIVE = Planning(TreeShape.chain(0), {})
+PROBE_SHARE = 0.03  # of native decoding's time, which probes may add to it
+WORTH = 1.03  # times as many tokens per millisecond as a plan brings, for another to take its place
+NATIVE = TreeShape.chain(0)
 
 
 @dataclass
 class _Request:
-    stats: AcceptanceStats
+    """belief: about how hard it is to draft for. outcomes, rounds: since then.
+
+    waited, pause: rounds without a draft, and how many there may be. exits: by depth, how probable the trunk must be to
+    be drafted on, for a shape and so many plans.
+    """
+
+    belief: Floats
+    outcomes: list[Outcome] = field(default_factory=list)
+    rounds: int = 0
+    waited: int = 0
+    pause: int = FIRST_PAUSE
+    exits: tuple[float, ...] = ()
+    exits_for: TreeShape = NATIVE
+    exits_left: int = 0
     confidences: Seq[float] = ()  # of this round's trunk
 
 
@@ -49,10 +53,11 @@ class Planned:
     """Shapes of a `Menu`. `costs` may be replaced at any time, as when they have been measured, and follow what rounds
     take (`RoundTimes`).
 
-    All requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a
-    draft would cost for one that is not is spent on the others' rows. A request begins with the acceptance of all.
-    Where plain decoding is planned nothing is learnt of the draft: after a pause that doubles up to LAST_PAUSE rounds a
-    short chain probes it again. What was seen of a request that is left out counts for less and less.
+    A plan holds for one round, and for up to MOST_ROUNDS where rounds are so short that making it takes PLAN_SHARE. All
+    requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a draft
+    would cost for one that is not is spent on the others' rows. Nothing is learnt of a request without drafts, so it is
+    probed after a pause: by what the others draft, or a short chain. Pauses double until it is worth drafting for
+    again, but not beyond what keeps the time that probes add to native decoding at PROBE_SHARE of it.
 
     How much of a shape is drafted is decided while it is: `early_exit`.
 
@@ -62,20 +67,18 @@ class Planned:
     def __init__(self, costs: CostTable, max_depth: int, node_budget: int, max_children: int = MAX_CHILDREN) -> None:
         self.max_depth, self.max_children = min(max_depth, node_budget), max_children
         self.buckets = shape_buckets(node_budget, max_depth)
-        self.costs = costs
-        self.calibration = Calibration()
-        self.shared = AcceptanceStats(self.max_depth, max_children)
         self.probe = TreeShape.chain(min(PROBE_LENGTH, self.max_depth))
+        self.difficulty = Difficulty(self.max_depth, max_children)
+        self.calibration = Calibration()
         self._requests: dict[int, _Request] = {}
-        self._batch: tuple[int, ...] = ()  # for which `_planning` is, for `_left` rounds more
-        self._planning, self._left = NATIVE, 0
-        self._pause, self._probed = FIRST_PAUSE, True  # `_pause` is the next one's; whether a probe followed the last
+        self._batch, self._planned, self._left = list[int](), list[TreeShape](), 0  # and for how many rounds more
+        self.costs = costs
         self._rounds = self._observed = 0
         self._renewal = FIRST_RENEWAL
 
     @property
     def shapes(self) -> Seq[TreeShape]:
-        return [TreeShape.chain(0), *dict.fromkeys([self.probe, *self.menu.shapes])]
+        return [NATIVE, *dict.fromkeys([self.probe, *self.menu.shapes])]
 
     @property
     def costs(self) -> CostTable:
@@ -84,12 +87,23 @@ class Planned:
     @costs.setter
     def costs(self, costs: CostTable) -> None:
         self._times = RoundTimes(costs)
+        self._take(Menu.of(self.buckets, costs, self.max_children))
         self._use(costs)
-        self.menu = Menu.of(self.buckets, costs, self.max_children)
+
+    def _take(self, menu: Menu) -> None:
+        self.menu = menu
+        self._milliseconds = dict[int, Floats]()  # of the menu's shapes, by sequences
+        self._tokens, self._version = np.empty(0), -1  # and what they bring, by what was seen up to this version
+        self._at: int | None = None  # the shape that was planned last
+        self._left = 0
 
     def _use(self, costs: CostTable) -> None:
-        self._costs, self._milliseconds = costs, dict[int, Floats]()  # of the menu's shapes, by sequences
+        self._costs = costs
+        self._milliseconds.clear()
         self.levels = levels_between(costs)
+        native, probe = costs.milliseconds(1, 0, 1), costs.milliseconds(self.probe.num_nodes, self.probe.depth, 1)
+        self._held = min(ceil(PLAN_MS / PLAN_SHARE / native), MOST_ROUNDS)
+        self._longest_pause = min(max(ceil((probe / native - 1) / PROBE_SHARE), FIRST_PAUSE), LAST_PAUSE)
 
     def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
         self._times.add(trees, draft_ms, verify_ms)
@@ -103,51 +117,75 @@ class Planned:
 
     def __call__(self, seq_id: int, depth: int, confidences: Seq[float]) -> bool:
         """`GoesOn`: whether drafting below a depth pays."""
-        self._requests[seq_id].confidences = confidences
-        exits = self._planning.exits.get(seq_id, ())
-        return depth >= len(exits) or self.calibration.survival(confidences) >= exits[depth]
+        request = self._requests[seq_id]
+        request.confidences = confidences
+        return depth >= len(request.exits) or self.calibration.survival(confidences) >= request.exits[depth]
 
     def plan(self, request_ids: Seq[int]) -> list[TreeShape]:
+        if self._left > 0 and self._batch == request_ids:
+            self._left -= 1
+            return self._planned
         for request_id in request_ids:
             if request_id not in self._requests:
-                self._requests[request_id] = _Request(self.shared.of_request())
-        if self._left <= 0 and not self._probed:
-            self._probed = True
-            return [self.probe] * len(request_ids)
-        if self._left <= 0 or self._batch != tuple(request_ids):
-            self._batch, self._planning = tuple(request_ids), self._planned(request_ids)
-            if self._planning.exits:
-                self._left, self._pause = ROUNDS, FIRST_PAUSE
-            elif self._left <= 0:
-                self._left, self._pause, self._probed = self._pause, min(2 * self._pause, LAST_PAUSE), False
-        self._left -= 1
-        planning = self._planning
-        return [planning.shape if i in planning.exits else TreeShape.chain(0) for i in request_ids]
-
-    def _planned(self, request_ids: Seq[int]) -> Planning:
-        """The best of the menu, or what was planned before where that is hardly worse."""
+                self._requests[request_id] = _Request(PRIOR)
+        requests = [self._requests[request_id] for request_id in request_ids]
+        for request in requests:
+            self._learn(request)
         if self._observed >= self._renewal:
             self._renew()
-        costs = self._costs_of(len(request_ids))
-        stats = [self._requests[request_id].stats for request_id in request_ids]
-        gained = np.array([self.menu.emitted(known.chances()) - 1 for known in stats])  # [sequences, shapes]
+        self._batch, self._left, self._planned = list(request_ids), self._held - 1, []
+        drafting, rate = self._best(requests)
+        shape = self.probe if self._at is None else self.menu.shapes[self._at]
+        for i, request in enumerate(requests):
+            probed = i not in drafting and request.waited >= request.pause
+            if i in drafting:
+                request.waited, request.pause = 0, FIRST_PAUSE
+            elif probed:
+                request.waited, request.pause = 0, min(2 * request.pause, self._longest_pause)
+                self._left = 0  # a probe is one round
+            self._planned.append(shape if probed or i in drafting else NATIVE)
+            if request.exits or self.levels < shape.depth:
+                self._set_exits(request, shape if i in drafting else NATIVE, rate, len(drafting))
+        return self._planned
+
+    def _best(self, requests: Seq[_Request]) -> tuple[Seq[int], float]:
+        """Choose the best of the menu, or what was planned before where that is hardly worse. Which of the requests are
+        worth drafting for, and for each of these the tokens per millisecond."""
+        count, costs = len(requests), self._costs_of(len(requests))
+        if count == 1:
+            tokens = requests[0].belief @ self._emitted()  # [shapes]
+            rates, native = tokens / costs[1], 1 / costs[0, 0]
+            if self._at is not None:
+                rates[self._at] *= WORTH
+            at = int(rates.argmax())
+            drafts = rates[at] > native
+            self._at = at if drafts else None
+            return ((0,), float(tokens[at] / costs[1, at])) if drafts else ((), native)
+        gained = np.stack([request.belief for request in requests]) @ self._emitted() - 1  # [sequences, shapes]
         best_first = np.argsort(-gained, axis=0)
-        sums = np.take_along_axis(gained, best_first, 0).cumsum(0)
-        tokens = len(request_ids) + np.concatenate([np.zeros((1, sums.shape[1])), sums])
-        rates = tokens / costs  # [drafting, shapes]
-        weighed, before = rates.copy(), self._planning.shape
-        if before in self.menu.shapes:
-            weighed[1:, self.menu.shapes.index(before)] *= WORTH
-        drafting, at = map(int, np.unravel_index(np.argmax(weighed), rates.shape))
-        if not drafting:
-            return NATIVE
-        shape = self.menu.shapes[at]
-        rate, exits = float(rates[drafting, at]) / drafting, {}
-        for i in best_first[:drafting, at].tolist():
+        tokens = np.full(costs.shape, float(count))  # [drafting, shapes]
+        tokens[1:] += np.take_along_axis(gained, best_first, 0).cumsum(0)
+        rates = tokens / costs
+        if self._at is not None:
+            rates[1:, self._at] *= WORTH
+        drafting, at = divmod(int(rates.argmax()), rates.shape[1])
+        self._at = at if drafting else None
+        rate = float(tokens[drafting, at] / costs[drafting, at]) / max(1, drafting)
+        return best_first[:drafting, at].tolist(), rate
+
+    def _set_exits(self, request: _Request, shape: TreeShape, rate: float, drafting: int) -> None:
+        request.exits_left -= 1
+        if request.exits_for is not shape or request.exits_left <= 0:
             asked = self.levels < shape.depth
-            least = least_survivals(shape, rate, stats[i].table(), self.costs, drafting) if asked else ()
-            exits[request_ids[i]] = least
-        return Planning(shape, exits)
+            table = self.difficulty.table(request.belief) if asked else ()
+            request.exits = least_survivals(shape, rate, table, self.costs, drafting) if asked else ()
+            request.exits_for, request.exits_left = shape, EXIT_PLANS
+
+    def _emitted(self) -> Floats:
+        """[hazards, shapes]: tokens that a round of each emits."""
+        if self._version != self.difficulty.version:
+            self._tokens, self._version = self.menu.emitted(self.difficulty.chances()), self.difficulty.version
+        return self._tokens
 
     def _costs_of(self, num_seqs: int) -> Floats:
         if num_seqs not in self._milliseconds:
@@ -155,29 +193,34 @@ class Planned:
         return self._milliseconds[num_seqs]
 
     def _renew(self) -> None:
-        """Add the best tree by what all requests have shown to the menu, where it is better than all that are there."""
+        """Add the best tree for the requests on average to the menu, where it is better than all that are there."""
         self._renewal *= 2
-        best = plan(self.shared.table(), self.costs, self.buckets)
-        known = (self.menu.emitted(self.shared.chances()) / self._costs_of(1)[1]).max()
+        belief = np.mean([request.belief for request in self._requests.values()], 0)
+        best = plan(self.difficulty.table(belief), self.costs, self.buckets)
+        known = (belief @ self._emitted() / self._costs_of(1)[1]).max()
         if best.shape.depth and best.rate > WORTH * known:
-            self.menu = self.menu.with_shape(best.shape)
-            self._milliseconds.clear()
+            self._take(self.menu.with_shape(best.shape))
 
     def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None:
-        known = self._requests.get(request_id)
-        if known is None:
+        request = self._requests.get(request_id)
+        if request is None:
             return
+        request.rounds += 1
         if not tree.depth:
-            known.stats.fade()
+            request.waited += 1
             return
-        known.stats.observe(tree.shape, path, emitted, tree.depth)
+        request.outcomes.append((tree.shape, path[-1], min(emitted, tree.depth)))
         self._observed += 1
-        if known.confidences:
+        if request.confidences:
             reached = tree.shape.on_trunk(path)
-            for depth, confidence in enumerate(known.confidences[: min(emitted, reached + 1)]):
+            for depth, confidence in enumerate(request.confidences[: min(emitted, reached + 1)]):
                 self.calibration.observe(confidence, depth < reached)
-            known.confidences = ()
+            request.confidences = ()
 
     def forget(self, request_id: int) -> None:
-        if known := self._requests.pop(request_id, None):
-            known.stats.settle()
+        if request := self._requests.pop(request_id, None):
+            self._learn(request)
+
+    def _learn(self, request: _Request) -> None:
+        request.belief = self.difficulty.later(request.belief, request.outcomes, request.rounds)
+        request.outcomes, request.rounds = [], 0

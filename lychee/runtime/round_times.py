@@ -7,20 +7,25 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 
+import numpy as np
+
 from .cost_table import CostTable, Curve
 from .tree import ProposedTree, TreeShape
 
 Kind = tuple[TreeShape, int, int]  # of a tree: its shape, the levels drafted, and the nodes that were not drawn
 
 LEAST = 5  # rounds of a kind before it counts
+PRIOR_ROUNDS = 1.0  # that the base counts for
+LEAST_SHARE = 0.1  # of what the base has
 
 
 @dataclass
 class RoundTimes:
-    """Rounds since the last `table`, as shares of what `base` has: verification by rows, drafting over all.
+    """Rounds since the last `table`, beside what `base` has: verification by rows, drafting by its levels.
 
-    Medians leave out the rounds in which a program was made. A number of rows that was not run lately is scaled as
-    those are that were: a machine that is slower now than when it was measured is slower at all of them.
+    Medians leave out the rounds in which a program was made. What was not run lately is put on the line through what
+    was (`line`): a machine may be slower now than when it was measured, which is a share of all costs, and requests may
+    ask for more than those that were measured with, which every round costs alike.
     """
 
     base: CostTable
@@ -38,23 +43,23 @@ class RoundTimes:
     def table(self) -> CostTable:
         """The base's costs as they are now; without rounds enough, as they were."""
         verify: dict[int, list[float]] = {}
-        draft: list[float] = []
+        draft: dict[float, list[float]] = {}
         for trees, draft_ms, verify_ms in self._rounds:
             rows, expected = self._expected(tuple((t.shape, t.depth, t.tokens.count(-1)) for t in trees))
-            verify.setdefault(rows, []).append(verify_ms / self.base.verify(rows))
+            verify.setdefault(rows, []).append(verify_ms)
             if expected:
-                draft.append(draft_ms / expected)
-        known = {rows: median(shares) for rows, shares in verify.items() if len(shares) >= LEAST}
+                draft.setdefault(expected, []).append(draft_ms)
+        known = {rows: median(times) for rows, times in verify.items() if len(times) >= LEAST}
         if not known:
             return self._last
-        every = median(share for shares in verify.values() for share in shares)
-        points = {rows: ms * every for rows, ms in self.base.verify.points}
-        points |= {rows: self.base.verify(rows) * share for rows, share in known.items()}
+        begin, share = line([(self.base.verify(rows), ms, len(verify[rows])) for rows, ms in known.items()])
+        points = {rows: max(begin + ms * share, LEAST_SHARE * ms) for rows, ms in self.base.verify.points} | known
         self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))))
-        if len(draft) >= LEAST:
-            share = median(draft)
+        drafted = [(at, median(times), len(times)) for at, times in draft.items() if len(times) >= LEAST]
+        if drafted:
+            begin, share = line(drafted)
             levels = Curve(tuple((rows, ms * share) for rows, ms in self.base.draft.points))
-            self._last = replace(self._last, draft=levels, drafting=self.base.drafting * share)
+            self._last = replace(self._last, draft=levels, drafting=max(0.0, begin + self.base.drafting * share))
         self._rounds.clear()
         return self._last
 
@@ -64,3 +69,16 @@ class RoundTimes:
         deepest = max(depth for _, depth, _ in kind)
         frontiers = [sum(len(s.frontiers[at]) for s, depth, _ in kind if depth > at) for at in range(deepest)]
         return rows, self.base.drafting + sum(map(self.base.draft, frontiers)) if deepest else 0.0
+
+
+def line(points: Seq[tuple[float, float, int]]) -> tuple[float, float]:
+    """`begin` and `share` of found = begin + share * base, from (base, found, rounds); at least LEAST_SHARE of it.
+
+    Of rounds that were all alike one half of the difference is taken for each.
+    """
+    base, found, rounds = np.array(points, float).T
+    mean = base.mean()
+    terms = np.stack([np.ones_like(base), base / mean], 1)
+    squares = (terms.T * rounds) @ terms + PRIOR_ROUNDS * np.eye(2)
+    begin, more = np.linalg.solve(squares, (terms.T * rounds) @ ((found - base) / mean))
+    return float(begin * mean), max(LEAST_SHARE, float(1 + more))

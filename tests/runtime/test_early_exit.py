@@ -87,7 +87,7 @@ def test_what_was_not_drafted_is_not_taken_for_rejected():
     for _ in range(200):
         controller.observe(1, ProposedTree(shape, (), 1), (0, 1), 2)
     controller.forget(1)
-    seen = controller.shared._seen
+    seen = controller.difficulty.stats._seen
     assert seen[0][0] > 0
     assert all(not any(ranks) for ranks in seen[1:])
 
