@@ -1,4 +1,4 @@
-"""What benches of one pair share: which models, how they are quantised, and the prompts."""
+"""What benches of one pair share: which models, how they are quantised, the prompts, and ratios over runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lychee import LLM, demo
 from lychee.models.names import resolve_model
@@ -37,3 +39,10 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 def asked(llm: LLM, prompts: Sequence[str], args: argparse.Namespace) -> list[Any]:
     """The prompts, under the chat template with --chat."""
     return [llm.encode_chat([{"role": "user", "content": p}]) for p in prompts] if args.chat else list(prompts)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """The median over runs, and the ends of its interval."""
+    ratios, draws = np.divide(ours, theirs), np.random.default_rng(0)
+    medians = np.median(draws.choice(ratios, (2000, len(ratios))), 1)
+    return float(np.median(ratios)), *map(float, np.quantile(medians, [0.025, 0.975]))

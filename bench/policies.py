@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.pair import add_pair, asked, load, read_prompts
+from bench.pair import add_pair, asked, load, ratio, read_prompts
 from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Controller, Fixed, Window
@@ -87,13 +87,6 @@ def measure(
                 found[policy].speeds.append(tokens[policy] / seconds[policy])
     engine.controller = auto
     return found
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """The median over runs, and the ends of its interval."""
-    ratios, draws = np.divide(ours, theirs), np.random.default_rng(0)
-    medians = np.median(draws.choice(ratios, (2000, len(ratios))), 1)
-    return float(np.median(ratios)), *map(float, np.quantile(medians, [0.025, 0.975]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,12 +22,6 @@ def test_a_policy_has_a_name():
     assert isinstance(policies.controller_of("window", AUTO), Window)
 
 
-def test_the_ratio_is_of_the_same_run():
-    median, low, high = policies.ratio([10.0, 100.0, 1000.0], [5.0, 50.0, 500.0])
-    assert (median, low, high) == (2.0, 2.0, 2.0)
-    assert policies.ratio([1.0, 2.0, 9.0], [1.0, 1.0, 1.0])[1:] == (1.0, 9.0)
-
-
 @pytest.mark.parametrize("arguments", [["nothing"], ["4", "--runs", "0"], ["4", "--prompt-file", "/no/such/file"]])
 def test_what_cannot_be_measured_is_refused(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
