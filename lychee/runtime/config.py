@@ -16,7 +16,6 @@ MAX_DRAFT_LEN = 32
 MAX_NODES = 64
 MAX_SLOTS = 2**31 - 1  # their numbers are int32
 PLANNED_NODES = 32
-PREFILL_BUDGET = 128
 NOT_GIVEN: Any = None  # as the default says where the field is used, else None
 
 
@@ -179,8 +178,8 @@ class EngineConfig:
         need, within half of the free memory. On the CPU a block takes memory from its first use on.
     max_num_seqs: sequences that run together; others wait.
     max_num_batched_tokens: prompt tokens per prefill step.
-    prefill_budget: the same while other sequences decode, who wait for the step; None is PREFILL_BUDGET, or
-        max_num_batched_tokens if that is less.
+    prefill_budget: the same while other sequences decode, who wait for the step; None is max_num_batched_tokens.
+        Less makes streams smooth and a batch that begins at once slower.
     max_model_len: tokens a sequence may have; None is the target's own limit.
     prefix_cache: keep the KV of full blocks after their sequence has ended, as long as there is room, for requests that
         begin with the same tokens.
@@ -200,14 +199,9 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("block_size", self.block_size, 1, MAX_SLOTS)
-        if self.prefill_tokens > self.max_num_batched_tokens:
+        if self.prefill_budget is not None and self.prefill_budget > self.max_num_batched_tokens:
             legal = f"at most max_num_batched_tokens, {self.max_num_batched_tokens}"
             raise refuse("prefill_budget", self.prefill_budget, legal)
         if self.num_blocks is not None and self.num_blocks > MAX_SLOTS // self.block_size:
             most = MAX_SLOTS // self.block_size
             raise refuse("num_blocks", self.num_blocks, f"at most {most} of block_size {self.block_size}")
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens per step while other sequences decode."""
-        return self.prefill_budget or min(PREFILL_BUDGET, self.max_num_batched_tokens)

@@ -25,7 +25,6 @@ from lychee.options import (
     speculative_config,
 )
 from lychee.runtime.checks import ParameterError, check_float, check_int
-from lychee.runtime.config import PREFILL_BUDGET
 from lychee.runtime.llm import LLM
 
 from .async_engine import QueueLimits
@@ -97,7 +96,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="completions that run at once (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
     p.add_argument(
-        "--prefill-budget", type=int, metavar="N", help=f"prompt tokens between two rounds (default {PREFILL_BUDGET})"
+        "--prefill-budget",
+        type=int,
+        default=128,
+        metavar="N",
+        help="prompt tokens that are read between two rounds, up to 512: less lets streams wait less (default 128)",
     )
     add_prefix_cache(p)
     add_lengths(p)

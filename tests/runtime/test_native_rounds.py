@@ -106,4 +106,3 @@ def test_the_draft_reads_one_pass_of_a_long_prompt_in_a_round_that_others_wait_f
 def test_a_budget_beyond_a_steps_tokens_is_refused():
     with pytest.raises(ParameterError, match="prefill_budget is 65, must be at most max_num_batched_tokens, 64"):
         make_llm(prefill_budget=65, max_num_batched_tokens=64)
-    assert make_llm(max_num_batched_tokens=64).sizes.prefill_tokens == 64
