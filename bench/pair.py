@@ -1,4 +1,4 @@
-"""What benches of one pair share: which models, how they are quantised, and the prompts."""
+"""What benches of one pair share: which models, how they are quantised, the prompts, and ratios over runs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import acceptance, cpu_pair, equals_transformers, prefix, quality, rows
+from bench import acceptance, cpu_pair, equals_transformers, long_prompt, prefix, quality, rows, throughput
 from bench.perplexity import Windows, losses, perplexity
 from lychee.kernels import OPS
 from lychee.models.batch import Batch
@@ -45,6 +45,34 @@ def test_rows_refuses_in_a_sentence(pair, bad, capsys):
     with pytest.raises(SystemExit):
         rows.main([*pair, *bad])
     assert "rows" in (error := capsys.readouterr().err)
+    assert "Traceback" not in error
+
+
+def test_throughput_decodes_the_same_requests_both_ways(pair, tmp_path):
+    flags = ["--requests", "2", "3", "--runs", "2", "--max-tokens", "8", "--tree", "1,1"]
+    throughput.main([*pair, *flags, "--json", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [row["requests"] for row in found] == [2, 3]
+    for row in found:
+        assert all(len(row[name]) == 2 and min(row[name]) > 0 for name in throughput.NAMES)
+        assert 1.0 < row["emitted"] <= 3.0
+        median, low, high = row["ratio"]
+        assert low <= median <= high
+
+
+def test_the_gaps_of_streams_are_shorter_with_a_smaller_budget(pair, tmp_path):
+    flags = ["--streams", "2", "--tokens", "96", "--budgets", "16", "96", "--runs", "2", "--native"]
+    long_prompt.main([*pair, *flags, "--json", str(tmp_path / "out.json")])
+    small, large = json.loads((tmp_path / "out.json").read_text())
+    assert (len(small["gaps_ms"]), len(large["gaps_ms"])) == (12, 2)  # of two runs
+    assert all(min(row["tokens_per_second"]) > 0 and row["two_passes_over_one"] > 0 for row in (small, large))
+
+
+@pytest.mark.parametrize("bad", [["--runs", "0"], ["--requests", "8", "0"], ["--tree", "x"]])
+def test_throughput_refuses_in_a_sentence(pair, bad, capsys):
+    with pytest.raises(SystemExit):
+        throughput.main([*pair, *bad])
+    assert bad[0].lstrip("-") in (error := capsys.readouterr().err)
     assert "Traceback" not in error
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lychee.kernels.kernel import Launch, Table
+from lychee.kernels.sizes import next_power_of_2
 from lychee.kernels.stand_in import bound_class
 
 from .memory import Need, assign
@@ -76,7 +77,7 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
     made, scratch, needs = _needs(program, sizes, inputs)
     offsets, num_bytes = assign(needs)
     if arena is None or len(arena) < num_bytes:
-        arena = torch.empty(num_bytes, dtype=torch.uint8)
+        arena = torch.empty(_roomy(num_bytes), dtype=torch.uint8)
     memory, places = Memory(arena), iter(offsets)
 
     launches: list[Launch] = []
@@ -102,7 +103,13 @@ def lower(program: Program, sizes: Sizes, arena: Tensor | None = None) -> Lowere
 def arena_bytes(program: Program, sizes: Sizes) -> int:
     """The size of the arena that `lower` would make. Constants may be on `meta`: nothing is read."""
     inputs = {v: torch.zeros(v.concrete_shape(sizes), dtype=v.dtype) for v in program.inputs}
-    return assign(_needs(program, sizes, inputs)[2])[1]
+    return _roomy(assign(_needs(program, sizes, inputs)[2])[1])
+
+
+def _roomy(num_bytes: int) -> int:
+    """Bytes of an arena. A program keeps the one that it was lowered in: where sizes grow one by one, most find room in
+    the last arena, and all of them together are twice as large. Memory that is not written is not taken."""
+    return next_power_of_2(num_bytes)
 
 
 def _needs(

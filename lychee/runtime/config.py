@@ -178,6 +178,8 @@ class EngineConfig:
         need, within half of the free memory. On the CPU a block takes memory from its first use on.
     max_num_seqs: sequences that run together; others wait.
     max_num_batched_tokens: prompt tokens per prefill step.
+    prefill_budget: the same while other sequences decode, who wait for the step; None is max_num_batched_tokens.
+        Less makes streams smooth and a batch that begins at once slower.
     max_model_len: tokens a sequence may have; None is the target's own limit.
     prefix_cache: keep the KV of full blocks after their sequence has ended, as long as there is room, for requests that
         begin with the same tokens.
@@ -187,6 +189,7 @@ class EngineConfig:
     num_blocks: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    prefill_budget: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
 
@@ -196,6 +199,9 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("block_size", self.block_size, 1, MAX_SLOTS)
+        if self.prefill_budget is not None and self.prefill_budget > self.max_num_batched_tokens:
+            legal = f"at most max_num_batched_tokens, {self.max_num_batched_tokens}"
+            raise refuse("prefill_budget", self.prefill_budget, legal)
         if self.num_blocks is not None and self.num_blocks > MAX_SLOTS // self.block_size:
             most = MAX_SLOTS // self.block_size
             raise refuse("num_blocks", self.num_blocks, f"at most {most} of block_size {self.block_size}")

@@ -46,11 +46,20 @@ class ModelDrafter:
         self.max_num_batched_tokens = max_num_batched_tokens
 
     def propose(self, batch: SamplingBatch, shapes: Seq[TreeShape], goes_on: GoesOn | None = None) -> Proposals:
-        """Draw each sequence's tree; sequences with a one-node shape are left alone, their draft KV stays behind."""
+        """Draw each sequence's tree; sequences with a one-node shape are left alone, their draft KV stays behind.
+
+        So are, where others wait, those whose prompt takes more than one pass to catch up with: they have it next time.
+        """
         active = tuple(i for i, shape in enumerate(shapes) if shape.num_nodes > 1)
         if not active:
             return undrafted(batch.seqs)
-        self._catch_up([batch.seqs[i] for i in active])
+        self._catch_up([batch.seqs[i] for i in active], whole=len(batch.seqs) == 1)
+        behind = {i for i in active if self._lag(batch.seqs[i]) > 1}
+        if behind:
+            shapes = [TreeShape.chain(0) if i in behind else shape for i, shape in enumerate(shapes)]
+            active = tuple(i for i in active if i not in behind)
+        if not active:
+            return undrafted(batch.seqs)
         drafting = Drafting.start(batch, shapes)
         while active:
             plan = DraftPlan.of(tuple(shapes[i] for i in active))
@@ -125,10 +134,10 @@ class ModelDrafter:
             drawn[rows] = draw(part, keys, level.num_children, stream, False).cpu().numpy()
         return drawn
 
-    def _catch_up(self, seqs: Seq[Sequence]) -> None:
+    def _catch_up(self, seqs: Seq[Sequence], whole: bool) -> None:
         """Prefill the draft's KV up to the root where it lags by more than the one token that a full accept leaves.
 
-        A block that several sequences share is filled by one of them, once.
+        A block that several sequences share is filled by one of them, once. whole: until none lags, else by one pass.
         """
         while behind := [seq for seq in seqs if self._lag(seq) > 1]:
             budget, taken = self.max_num_batched_tokens, set[int]()
@@ -152,6 +161,8 @@ class ModelDrafter:
                     filled = min(stop - nth * self.pool.block_size, self.pool.block_size)
                     self.pool.drafted[seq.blocks[nth]] = filled
                 seq.draft_cached = stop
+            if not whole:
+                return
 
     def _stop(self, seq: Sequence, budget: int, taken: set[int]) -> int:
         """Where the sequence's next chunk ends: before a block that another fills, or that has been filled."""

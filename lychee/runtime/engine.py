@@ -28,6 +28,7 @@ from .scheduler import PrefillChunk, Scheduler, Work
 from .sequence import Sequence
 from .streamer import Chunk, TokenLogprob, push
 from .tree import TreeShape
+from .trial import Trial
 from .verifier import Verifier
 
 
@@ -50,6 +51,8 @@ class Engine:
         self.vocab, self.rule = vocab, rule or Rule()
         self.verifier = Verifier(self.target, vocab, self.rule)
         self.metrics = Metrics()
+        self.trial = Trial()
+        self.accelerated = False  # the step that is under way, or failed, may draft
         self._batch: SamplingBatch | None = None
 
     def check(self, seq: Sequence) -> None:
@@ -80,6 +83,7 @@ class Engine:
     def step(self) -> list[Chunk]:
         """One prefill step, or one round: plan, propose, verify, accept, commit, stream."""
         with self._timed("step_s"):
+            self.accelerated = False
             work = self.scheduler.next()
             self.metrics.preemptions = self.scheduler.num_preemptions
             self._begin(work)
@@ -124,18 +128,28 @@ class Engine:
         return self._emit(sampling, proposals, logits, accepted, in_round=False)
 
     def _round(self, seqs: tuple[Sequence, ...]) -> list[Chunk]:
+        planning = time.perf_counter()
+        self.accelerated = self.drafter is not None and self.trial.drafts and any(seq.speculates for seq in seqs)
         sampling = self._sampling(seqs)
         shapes = self._plan(seqs)
         begin = time.perf_counter()
-        goes_on = self.controller.goes_on
-        proposals = self.drafter.propose(sampling, shapes, goes_on) if self.drafter else undrafted(seqs)
+        if self.drafter is not None and any(shape.depth for shape in shapes):
+            proposals = self.drafter.propose(sampling, shapes, self.controller.goes_on)
+            if behind := sum(s.depth > 0 == t.shape.depth for s, t in zip(shapes, proposals.trees, strict=True)):
+                self.metrics.native_rounds["behind"] += behind
+        else:
+            proposals = undrafted(seqs)
         drafted = time.perf_counter()
         logits, accepted = self.verifier.run(self._rows(seqs, proposals), proposals, sampling)
         verified = time.perf_counter()
         self.metrics.draft_s += drafted - begin
         self.metrics.verify_s += verified - drafted
         self.controller.timed(proposals.trees, 1e3 * (drafted - begin), 1e3 * (verified - drafted))
-        return self._emit(sampling, proposals, logits, accepted, in_round=True)
+        chunks = self._emit(sampling, proposals, logits, accepted, in_round=True)
+        emitted = [len(chunk.token_ids) for seq, chunk in zip(seqs, chunks, strict=True) if seq.speculates]
+        if emitted:
+            self.trial.add(self.accelerated, len(emitted), sum(emitted), time.perf_counter() - planning)
+        return chunks
 
     @property
     def shapes(self) -> Seq[TreeShape]:
@@ -147,6 +161,10 @@ class Engine:
         native = self.metrics.native_rounds
         if self.drafter is None:
             native["no_draft"] += len(seqs)
+            return [TreeShape.chain(0)] * len(seqs)
+        if not self.accelerated:
+            for seq in seqs:
+                native["control" if seq.speculates else "off"] += 1
             return [TreeShape.chain(0)] * len(seqs)
         planned = iter(self.controller.plan([seq.seq_id for seq in seqs if seq.speculates]))
         shapes = []
@@ -188,7 +206,8 @@ class Engine:
             if in_round:
                 path, emitted = accepted.nodes[i], len(chunk.token_ids)
                 seq.stats.add_round(tree.shape, path, emitted, seq.finished, tree.levels)
-                self.controller.observe(seq.seq_id, tree, path, emitted)
+                if self.accelerated:
+                    self.controller.observe(seq.seq_id, tree, path, emitted)
             else:
                 seq.stats.emitted += 1
             if tree.shape.num_nodes > 1:

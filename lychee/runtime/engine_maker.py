@@ -46,7 +46,7 @@ class EngineMaker:
         if draft is not None:
             draft_kv = self._allocate(draft, num_blocks)
             drafter = ModelDrafter(draft, draft_kv, pool, self.vocab, sizes.max_num_batched_tokens)
-        scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        scheduler = Scheduler(pool, sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.prefill_budget)
         rule = Rule(self.config.verify != "rejection", self.config.fallback_sampling)
         return Engine(self.target, kv, scheduler, drafter, controller, vocab=self.vocab, rule=rule)
 

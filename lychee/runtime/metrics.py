@@ -108,8 +108,9 @@ class Metrics(Counts):
     """What an engine did since it was made or reset: seconds by phase, and sums over the sequences it ended.
 
     native_rounds: sequences' rounds that drafted nothing, by reason: `no_draft` (there is no draft model), `off` (the
-    request asked for none), `planned` (the controller's choice), `limit` (no room below the token limit or in the
-    draft's context), `blocks` (no free KV blocks). Counted as they happen, those of aborted sequences too.
+    request asked for none), `control` (a trial's round without drafts), `planned` (the controller's choice), `limit`
+    (no room below the token limit or in the draft's context), `blocks` (no free KV blocks), `behind` (the draft has
+    yet to read the prompt). Counted as they happen, those of aborted sequences too.
     prefix_cache_queries, prefix_cache_hits: tokens of sequences that began, or resumed after a preemption, and how many
     of them had KV already. Counted as they begin.
     """

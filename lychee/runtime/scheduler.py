@@ -33,10 +33,16 @@ class Work:
 
 
 class Scheduler:
-    """First come, first served. Prefill steps alternate with decode rounds while both have work."""
+    """First come, first served. Prefill steps alternate with decode rounds while both have work.
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    prefill_budget: prompt tokens per step while others decode, who wait for it; None: max_num_batched_tokens, as else.
+    """
+
+    def __init__(
+        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, prefill_budget: int | None = None
+    ) -> None:
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
+        self.prefill_budget = prefill_budget or max_num_batched_tokens
         self.prefixes = PrefixCache(pool)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
@@ -103,7 +109,8 @@ class Scheduler:
         return Work(admitted=tuple(admitted), copies=tuple(copies))
 
     def _chunks(self) -> tuple[PrefillChunk, ...]:
-        budget, chunks = self.max_num_batched_tokens, []
+        waited_for = any(seq.decoding for seq in self.running)
+        budget, chunks = self.prefill_budget if waited_for else self.max_num_batched_tokens, []
         for seq in self.running:
             if not seq.decoding and budget:
                 stop = min(len(seq.tokens), seq.cached + budget)

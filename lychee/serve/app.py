@@ -32,6 +32,7 @@ def application(service: Service, write: Callable[[dict[str, Any]], None] = log_
         yield
         await service.engine.stop()
 
+    service.guard.tell = write
     endpoints = Endpoints(service)
     router = Router(
         [
@@ -118,15 +119,15 @@ class Endpoints:
         await send_json(send, 200, {"tokens": ids, "count": len(ids), "max_model_len": limit})
 
     async def speculation(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tells the share of the accelerated channel, and sets it."""
-        channel, config = self.service.channel, self.service.config
+        """Tells the share of the accelerated channel and how it compares, and sets it."""
+        guard, config = self.service.guard, self.service.config
         if scope["method"] == "POST":
             body = parse(SpeculationBody, await read_json(scope, receive, config.max_body_bytes, config.body_s))
             if self.service.llm.draft is None:
                 raise bad("share", "this server has no draft model")
-            channel.share = check_float("share", body.share, 0.0, 1.0)
-            scope["record"].notes["share"] = channel.share
-        await send_json(send, 200, {"share": channel.share if self.service.llm.draft else 0.0})
+            guard.set_share(check_float("share", body.share, 0.0, 1.0))
+            scope["record"].notes["share"] = body.share
+        await send_json(send, 200, {"share": guard.channel.share, "guard": guard.verdict.report()})
 
     def _model(self) -> dict[str, Any]:
         name, limit = self.service.config.model_name, self.service.llm.max_model_len

@@ -19,6 +19,7 @@ from lychee.runtime.requests import Prompt
 from lychee.runtime.sampling_params import SamplingParams
 from lychee.runtime.sequence import Sequence
 from lychee.runtime.streamer import Chunk
+from lychee.runtime.trial import Trial
 
 from .job import EngineFailedError, Job, QueueFullError, ServiceError, StoppedError
 from .stepper import Stepper
@@ -192,6 +193,11 @@ class AsyncEngine:
     def failing(self) -> bool:
         """There is no engine."""
         return self._stepper.engine is None
+
+    @property
+    def trial(self) -> Trial:
+        """Of rounds with drafts and without, of whatever engine there is."""
+        return self._stepper.trial
 
     @property
     def restarts(self) -> int:

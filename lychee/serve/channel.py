@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+CHANNELS = ("speculative", "native")
+
+
+def channel_name(speculates: bool) -> str:
+    return CHANNELS[not speculates]
+
 
 class Channel:
     """share: of users that are drafted for, 0 none and 1 all; between them who is chosen hangs on a hash alone."""

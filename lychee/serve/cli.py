@@ -28,7 +28,7 @@ from lychee.runtime.checks import ParameterError, check_float, check_int
 from lychee.runtime.llm import LLM
 
 from .async_engine import QueueLimits
-from .config import RateLimits, ServiceConfig
+from .config import Margins, RateLimits, ServiceConfig
 from .server import bound_socket, serve
 from .service import Service
 
@@ -78,10 +78,30 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help=f"of users that are drafted for, 0 to 1 (default 1); /admin/speculation changes it, with {ADMIN_VARIABLE}",
     )
+    p.add_argument(
+        "--goodput-margin",
+        type=float,
+        metavar="S",
+        help="a share between 0 and 1 is taken back where drafting makes tokens per second so much fewer "
+        "(default 0.1; 1 never does)",
+    )
+    p.add_argument(
+        "--error-margin",
+        type=float,
+        metavar="S",
+        help="and where so much more of the requests that are drafted for fail (default 0.05; 1 never does)",
+    )
     p.add_argument("--log-prompts", action="store_true", help="the log shows prompts")
     p.add_argument("--max-model-len", type=int, metavar="N", help="tokens a text may have (default: the model's limit)")
     p.add_argument("--max-num-seqs", type=int, metavar="N", help="completions that run at once (default 64)")
     p.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks of 16 tokens (default: by free memory)")
+    p.add_argument(
+        "--prefill-budget",
+        type=int,
+        default=128,
+        metavar="N",
+        help="prompt tokens that are read between two rounds, up to 512: less lets streams wait less (default 128)",
+    )
     add_prefix_cache(p)
     add_lengths(p)
     add_speculative_config(p)
@@ -119,7 +139,7 @@ def _config(args: argparse.Namespace, name: str) -> ServiceConfig:
             check_int(f"--{flag.replace('_', '-')}", getattr(args, flag), 1)
     for flag in ("max_body", "max_completions", "max_stops"):
         check_int(f"--{flag.replace('_', '-')}", getattr(args, flag), 1)
-    share = args.speculation_share
+    margins = Margins()
     check_int("--max-logprobs", args.max_logprobs, 0, 1000)
     return ServiceConfig(
         model_name=args.model_name or name,
@@ -132,7 +152,11 @@ def _config(args: argparse.Namespace, name: str) -> ServiceConfig:
         max_stops=args.max_stops,
         stall_s=check_float("--stall-timeout", args.stall_timeout, 0.0, math.inf, above=True),
         drain_s=check_float("--drain-timeout", args.drain_timeout, 0.0, math.inf),
-        speculation_share=1.0 if share is None else check_float("--speculation-share", share, 0.0, 1.0),
+        speculation_share=_share("--speculation-share", args.speculation_share, 1.0),
+        margins=Margins(
+            _share("--goodput-margin", args.goodput_margin, margins.goodput),
+            _share("--error-margin", args.error_margin, margins.errors),
+        ),
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
     )
@@ -152,12 +176,12 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
     draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if draft is None:
-        for name in (*SPECULATION, "speculation_share"):
+        for name in (*SPECULATION, "speculation_share", "goodput_margin", "error_margin"):
             if getattr(args, name) is not None:
                 raise ParameterError(f"--{name.replace('_', '-')} has no use with no --draft-model")
         if args.speculative_config is not None:
             raise ParameterError("--speculative-config has no use with no --draft-model")
-    names = "max_model_len", "max_num_seqs", "num_blocks", "prefix_cache"
+    names = "max_model_len", "max_num_seqs", "num_blocks", "prefill_budget", "prefix_cache"
     named = {name: getattr(args, name) for name in names}
     sizes = {name: value for name, value in named.items() if value is not None}
     llm = load("lychee serve", args, target, draft, None if draft is None else speculative_config(args), sizes)
@@ -174,6 +198,10 @@ def _chat(args: argparse.Namespace, packaged: bool, target: Path, llm: LLM) -> C
         return ChatTemplate.load(target, llm.tokenizer)
     except ModelError:
         return None
+
+
+def _share(flag: str, given: float | None, default: float) -> float:
+    return default if given is None else check_float(flag, given, 0.0, 1.0)
 
 
 def _seconds(flag: str, given: float | None) -> float:

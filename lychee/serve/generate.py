@@ -59,19 +59,18 @@ class Generate:
         record.notes["channel"] = job.channel
         if config.log_prompts:
             record.notes["prompts"] = [service.llm.tokenizer.decode(s.prompt) for s in seqs if s.sample_idx == 0]
-        failed: str | None = "abort"
+        failure: Exception | None = ClientGoneError()  # where it is cancelled
         try:
             form = (ChatFormat if isinstance(body, ChatBody) else CompletionFormat)(service.llm.tokenizer)
             envelope = Envelope(form, record.request_id, config.model_name)
             await (self._stream if body.stream else self._whole)(send, body, job, envelope)
-            failed = None
+            failure = None
         except Exception as error:
-            if not isinstance(error, ClientGoneError):
-                failed = "error"
+            failure = error
             raise
         finally:
             service.engine.close(job)
-            service.metrics.closed(job, failed)
+            service.closed(job, failure)
             record.notes |= {"stream": bool(body.stream), **_told(job)}
 
     async def _request(self, body: Generation) -> tuple[list[Prompt], SamplingParams]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from lychee.runtime.sequence import Sequence
 from lychee.runtime.streamer import Chunk
 
+from .channel import channel_name
+
 
 class ServiceError(Exception):
     """A request that the service cannot answer, with a reason for its sender."""
@@ -27,7 +29,14 @@ class DeadlineError(ServiceError):
 
 
 class EngineFailedError(ServiceError):
-    """The engine failed while it worked on the request, or cannot work any more."""
+    """The engine failed while it worked on the request, or cannot work any more.
+
+    accelerated: in a round that may draft, for whichever request.
+    """
+
+    def __init__(self, message: str, accelerated: bool = False) -> None:
+        super().__init__(message)
+        self.accelerated = accelerated
 
 
 class StoppedError(ServiceError):
@@ -100,8 +109,12 @@ class Job:
         self.waiting, self.unfinished = set(range(len(self.seqs))), set(range(len(self.seqs)))
 
     @property
+    def speculates(self) -> bool:
+        return self.seqs[0].speculates
+
+    @property
     def channel(self) -> str:
-        return "speculative" if self.seqs[0].speculates else "native"
+        return channel_name(self.speculates)
 
     def late(self, now: float) -> ServiceError | None:
         """Why the engine is to give it up, if it is."""

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from lychee.runtime.streamer import Chunk
 
 from .async_engine import AsyncEngine
+from .channel import CHANNELS
+from .guard import Guard
 from .job import Job
 
-CHANNELS = ("speculative", "native")
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -55,11 +56,12 @@ class ChannelMetrics:
 
 
 class ServiceMetrics:
-    """The event loop's own; `engine` is set once there is one."""
+    """The event loop's own; `engine` and `guard` are set once there are any."""
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
         self.engine: AsyncEngine | None = None
+        self.guard: Guard | None = None
         self.channels: defaultdict[str, ChannelMetrics] = defaultdict(ChannelMetrics)
         self._last: dict[tuple[Job, int], float] = {}
         self.registry = CollectorRegistry()
@@ -95,6 +97,8 @@ class ServiceMetrics:
         yield from self._readers()
         if self.engine is not None:
             yield from self._engine(self.engine)
+        if self.guard is not None:
+            yield from self._guard(self.guard)
 
     def _readers(self) -> Iterator[Metric]:
         finished = self._counter("request_success", "Completions that ended, by reason.", "finished_reason")
@@ -164,6 +168,23 @@ class ServiceMetrics:
             channel = "native" if reason in ("off", "no_draft") else "speculative"
             native.add_metric([self.model_name, channel, reason], count)
         yield from (by_depth, native)
+
+    def _guard(self, guard: Guard) -> Iterator[Metric]:
+        verdict, name = guard.verdict, "lychee:speculation"
+        share = GaugeMetricFamily(f"{name}_share", "Of users that are drafted for.", labels=["model_name"])
+        share.add_metric([self.model_name], guard.channel.share)
+        about = "Tokens per second with drafts over those without, while both channels are compared."
+        ratio = GaugeMetricFamily(f"{name}_goodput_ratio", about, labels=["model_name"])
+        if verdict.ratio is not None:
+            ratio.add_metric([self.model_name], verdict.ratio)
+        taken = CounterMetricFamily(
+            f"{name}_rollbacks", "Times the share was taken back.", labels=["model_name", "cause"]
+        )
+        for cause in ("goodput", "errors"):
+            taken.add_metric([self.model_name, cause], guard.rollbacks[cause])
+        guarded = InfoMetricFamily(f"{name}_guard", "What the comparison of the channels says.", labels=["model_name"])
+        guarded.add_metric([self.model_name], {"state": verdict.state, "reason": verdict.reason})
+        yield from (share, ratio, taken, guarded)
 
     def _counter(self, name: str, about: str, *more: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"lychee:{name}", about, labels=["model_name", "channel", *more])

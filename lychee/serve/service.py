@@ -9,12 +9,16 @@ from starlette.types import Scope
 
 from lychee.models.chat import ChatError, ChatTemplate
 from lychee.runtime.llm import LLM
+from lychee.runtime.streamer import Chunk
 
 from .async_engine import AsyncEngine, QueueLimits
 from .channel import Channel
 from .config import ServiceConfig
 from .edge import Record
 from .errors import ApiError, bad
+from .exchange import ClientGoneError
+from .guard import Guard
+from .job import Job
 from .metrics import ServiceMetrics
 from .rates import Rates
 from .schemas import Generation, Message
@@ -26,9 +30,10 @@ class Service:
     def __init__(self, llm: LLM, config: ServiceConfig, limits: QueueLimits, chat: ChatTemplate | None) -> None:
         self.llm, self.config, self.chat = llm, config, chat
         self.rates, self.metrics = Rates(config.rates), ServiceMetrics(config.model_name)
-        self.engine = AsyncEngine(llm, limits, observe=self.metrics.observe)
-        self.metrics.engine = self.engine
-        self.channel = Channel(config.speculation_share)
+        self.engine = AsyncEngine(llm, limits, observe=self._observe)
+        self.channel = Channel(config.speculation_share if llm.draft else 0.0)
+        self.guard = Guard(self.channel, self.engine.trial, config.margins)
+        self.metrics.engine, self.metrics.guard = self.engine, self.guard
         self.transports: dict[tuple[str, int], asyncio.Transport] = {}  # of open connections, by their other end
 
     @property
@@ -36,6 +41,16 @@ class Service:
         """Tokens that a sequence may have."""
         pool = self.engine.engine.scheduler.pool
         return min(self.llm.max_model_len, pool.num_blocks * pool.block_size)
+
+    def _observe(self, job: Job, index: int, chunk: Chunk) -> None:
+        self.metrics.observe(job, index, chunk)
+        self.guard.served(job.speculates)
+
+    def closed(self, job: Job, error: Exception | None) -> None:
+        """A job's reader is done with it; `error` is why it has not all its completions."""
+        gone = isinstance(error, ClientGoneError)
+        self.metrics.closed(job, None if error is None else "abort" if gone else "error")
+        self.guard.ended(job.speculates, None if gone else error)
 
     def check_model(self, name: str) -> None:
         if name != self.config.model_name:

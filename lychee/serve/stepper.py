@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 
 from lychee.runtime.engine import Engine
 from lychee.runtime.streamer import Chunk
+from lychee.runtime.trial import Trial
 
 from .job import EngineFailedError, Job, ServiceError, StoppedError
 
@@ -27,6 +28,7 @@ class Stepper:
     ) -> None:
         self.thread = threading.Thread(target=self._run, name="lychee-engine", daemon=True)
         self.engine: Engine | None = None
+        self.trial = Trial()  # each engine's
         self.restarts = 0
         self.lost = False  # it failed and could not be made anew
         self.error: BaseException | None = None  # why the first engine could not be made
@@ -50,7 +52,7 @@ class Stepper:
 
     def _run(self) -> None:
         try:
-            self.engine = self._make()
+            self._begin(self._make())
         except Exception as error:
             self.error = error
         self.ready.set()
@@ -58,6 +60,10 @@ class Stepper:
             if failure := self._once():  # the error itself is gone by now, and what its frames held of the engine
                 self._restart(failure)
         self._fail_all(StoppedError("the service is shutting down"))
+
+    def _begin(self, engine: Engine) -> None:
+        engine.trial = self.trial
+        self.engine = engine
 
     def _once(self) -> str:
         """What was asked for, and a step; the name of the error where one fails."""
@@ -92,12 +98,12 @@ class Stepper:
 
     def _restart(self, failure: str) -> None:
         self.ready.clear()
+        accelerated = self.engine is not None and self.engine.accelerated
         self.engine = None
-        self._fail_all(
-            EngineFailedError(f"the engine failed ({failure}) and was restarted; the request may be sent again")
-        )
+        message = f"the engine failed ({failure}) and was restarted; the request may be sent again"
+        self._fail_all(EngineFailedError(message, accelerated))
         try:
-            self.engine = self._renew()
+            self._begin(self._renew())
             self.restarts += 1
         except Exception:
             self.lost = True

@@ -39,3 +39,11 @@ def test_those_that_share_an_arena_compute_by_turns():
     for seed, count in enumerate([3, 9, 2, 9, 3, 70, 3]):
         tokens = some(count, seed)
         assert bits(run(lowered(buckets, count), tokens)) == bits(blocks(Tokens(tokens)))
+
+
+def test_programs_of_growing_sizes_lie_in_few_arenas():
+    """Else each would keep one of its own: memory would grow with the square of the most requests at once."""
+    buckets = Buckets(after=0)
+    arenas = {id(arena): len(arena) for arena in (lowered(buckets, count).arena for count in range(1, 65))}
+    assert len(arenas) <= 8
+    assert sum(arenas.values()) <= 2 * max(arenas.values())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lychee.runtime.checks import ParameterError
 from lychee.runtime.config import SpeculativeConfig
 from tests.runtime.pairs import PROMPTS, K, greedy, make_llm, seeded, shown
 
@@ -61,3 +62,47 @@ def test_a_renewed_engine_answers_as_before_and_keeps_the_metrics():
     assert llm.metrics().rounds == rounds > 0
     after = llm.generate(PROMPTS, greedy())
     assert [shown(o.outputs[0]) for o in after] == [shown(o.outputs[0]) for o in before]
+
+
+def long_prompt_arrives(llm):
+    """Chunks of prompts while a stream decodes and a prompt of 40 tokens comes; and all that both emit."""
+    engine, chunks = llm.engine(), []
+    (stream,), (late,) = (
+        llm.maker.sequences(ids, greedy(max_tokens=most), i) for i, (ids, most) in enumerate([([3], 60), ([4] * 40, 9)])
+    )
+    real = engine._prefill
+    engine._prefill = lambda work: chunks.append(sum(c.stop - c.start for c in work)) or real(work)
+    engine.add(stream)
+    for _ in range(3):
+        engine.step()
+    engine.add(late)
+    before = len(chunks)
+    while not engine.idle:
+        engine.step()
+    return chunks[before:], (shown_of(stream), shown_of(late)), late.stats
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget_while_others_decode():
+    expected = long_prompt_arrives(make_llm())[1]
+    chunks, shown, _ = long_prompt_arrives(make_llm(prefill_budget=16))
+    assert chunks == [16, 16, 8]
+    assert shown == expected
+
+
+def test_the_draft_reads_one_pass_of_a_long_prompt_in_a_round_that_others_wait_for():
+    expected = long_prompt_arrives(make_llm())[1]
+    llm = make_llm("same", max_num_batched_tokens=16)
+    lags, engine = [], llm.engine()
+    real = engine.drafter._catch_up
+    engine.drafter._catch_up = lambda seqs, whole: (lags.append(whole), real(seqs, whole))
+    _, shown, late = long_prompt_arrives(llm)
+    assert shown == expected
+    assert llm.metrics().native_rounds["behind"] == 2  # 39 tokens, 16 a round
+    assert late.rounds_native >= 2
+    assert late.accepted > 0
+    assert {True, False} == set(lags)
+
+
+def test_a_budget_beyond_a_steps_tokens_is_refused():
+    with pytest.raises(ParameterError, match="prefill_budget is 65, must be at most max_num_batched_tokens, 64"):
+        make_llm(prefill_budget=65, max_num_batched_tokens=64)

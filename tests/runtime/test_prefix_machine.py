@@ -59,7 +59,7 @@ class Schedules(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.pool = BlockPool(BLOCKS, BLOCK, keeps=self.keeps)
-        self.scheduler = Scheduler(self.pool, 3, BUDGET)
+        self.scheduler = Scheduler(self.pool, 3, BUDGET, BUDGET - 2)
         self.target, self.draft = Storage(self.pool), Storage(self.pool)
         self.by_salt = {salt: set() for salt in SALTS}  # what was computed with it
         self.drafter = SimpleNamespace(
@@ -112,7 +112,7 @@ class Schedules(RuleBasedStateMachine):
     def round(self, data, seqs):
         drafted = {seq: data.draw(st.integers(0, 3)) if seq.speculates else 0 for seq in seqs}
         drafted = {seq: min(self.scheduler.extend(seq, count + 1) - 1, count) for seq, count in drafted.items()}
-        ModelDrafter._catch_up(self.drafter, [seq for seq, count in drafted.items() if count])
+        ModelDrafter._catch_up(self.drafter, [seq for seq, count in drafted.items() if count], whole=True)
         for seq, count in drafted.items():
             accepted = [data.draw(TOKENS) for _ in range(data.draw(st.integers(0, count)))]
             rejected = [2] * (count - len(accepted))
