@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ CHANGES = 1 / 64  # of rounds: those before which another stretch begins
 TOGETHER, MOST_TOGETHER = 16, 64  # rounds, after which what they showed counts for all requests: it doubles
 PRIOR: Floats = np.exp(-0.5 * (np.log2(HAZARDS) / SPREAD) ** 2)
 PRIOR /= PRIOR.sum()
+ASSUMED = 200.0  # rounds that PRIOR counts for
 LEAST = 1e-9  # of a probability that is neither 0 nor 1
 
 
@@ -42,7 +44,9 @@ class Difficulty:
     def __init__(self, max_depth: int, max_children: int) -> None:
         self.stats = AcceptanceStats(max_depth, max_children)
         self.version = 0
+        self._observed = lru_cache(maxsize=512)(observed)
         self._together = TOGETHER
+        self.prior, self._believed = PRIOR, ASSUMED * PRIOR  # of new text's hazard; and the sum of all beliefs
         self._new: list[tuple[Floats, Floats]] = []  # beliefs, and what was seen under them and is not counted yet
         self._use()
 
@@ -65,15 +69,17 @@ class Difficulty:
                 known = self._known[outcome] = self._likelihood(*outcome)
             self._new.append((belief, known[0]))
             belief = belief * known[1]
+        belief = belief / belief.sum()
+        self._believed = self._believed + len(outcomes) * belief
         if len(self._new) >= self._together:
             self._settle()
             self._together = min(2 * self._together, MOST_TOGETHER)
         same = (1 - CHANGES) ** rounds
-        return np.asarray(belief * (same / belief.sum()) + (1 - same) * PRIOR)
+        return np.asarray(belief * same + (1 - same) * self.prior)
 
     def _likelihood(self, shape: TreeShape, last: int, until: int) -> tuple[Floats, Floats]:
         """What a round showed, and how probable that is by hazard."""
-        counts = observed(shape, last, until, self.stats.max_depth, self.stats.max_children)
+        counts = self._observed(shape, last, until, self.stats.max_depth, self.stats.max_children)
         seen, accepted = counts[:, :, 0]
         likelihood = np.exp(self._accepts @ accepted + self._rejects @ (seen - accepted))
         return counts, np.maximum(likelihood, LEAST)
@@ -86,6 +92,7 @@ class Difficulty:
         total = counts.sum(0)
         total[:, :, 0] += (counts[:, 0, :, 0] * more).sum(0)
         self.stats.add(*total)
+        self.prior = self._believed / self._believed.sum()
         self._use()
 
     def _rejected(self, belief: Floats) -> Floats:

@@ -13,8 +13,8 @@ from .tree import TreeShape
 BINS = 16  # of confidence
 PRIOR_WEIGHT = 4.0  # observations that a bin's own confidence counts for
 DECAY = 0.998  # of an observation's weight with each later one of its bin
-ASK = 1.0  # of what drafting costs besides its levels, that each question costs: another program is begun
-ASK_SHARE = 0.1  # of the drafting between two questions that they may cost
+ASK = 2.0  # times what drafting costs besides its levels, that each question costs: a program is begun, and Python
+ASK_SHARE = 0.05  # of the drafting between two questions that they may cost
 
 
 @dataclass

@@ -15,7 +15,7 @@ from .tree import TreeShape
 from .warm_up import lowering
 
 ROUNDS = 4  # of each shape at a time; the first is left out
-LENGTHS = (0, 1, 3, 4, 8, 12)  # of chains; between them costs are interpolated
+LENGTHS = (0, 1, 3, 4, 7, 8, 12)  # of chains; between them costs are interpolated; rows up to 8 often share a tile
 LEAST_SWEEPS, SWEEPS, SECONDS = 2, 6, 0.5  # over all shapes, until so much time has passed; the first lowers programs
 DEPTH = 4  # of the trees that are timed
 

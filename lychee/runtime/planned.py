@@ -10,7 +10,7 @@ import numpy as np
 
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable, Floats
-from .difficulty import PRIOR, Difficulty, Outcome
+from .difficulty import Difficulty, Outcome
 from .early_exit import Calibration, least_survivals, levels_between
 from .menu import Menu
 from .planner import plan
@@ -19,8 +19,8 @@ from .shape_buckets import shape_buckets
 from .tree import ProposedTree, TreeShape
 
 MAX_CHILDREN = 4
-PLAN_MS, PLAN_SHARE = 0.1, 0.03  # of the host to make a plan; of native decoding's time, which plans may take
-MOST_ROUNDS = 4  # for which a plan holds
+PLAN_MS, PLAN_SHARE = 0.1, 0.02  # of the host to make a plan; of native decoding's time, which plans may take
+MOST_ROUNDS = 6  # for which a plan holds
 EXIT_PLANS = 4  # after which it is weighed anew how sure a draft must be to go on
 COST_ROUNDS = 128  # after which costs are those of recent rounds
 FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
@@ -127,7 +127,7 @@ class Planned:
             return self._planned
         for request_id in request_ids:
             if request_id not in self._requests:
-                self._requests[request_id] = _Request(PRIOR)
+                self._requests[request_id] = _Request(self.difficulty.prior)
         requests = [self._requests[request_id] for request_id in request_ids]
         for request in requests:
             self._learn(request)

@@ -25,7 +25,8 @@ class RoundTimes:
 
     Medians leave out the rounds in which a program was made. What was not run lately is put on the line through what
     was (`line`): a machine may be slower now than when it was measured, which is a share of all costs, and requests may
-    ask for more than those that were measured with, which every round costs alike.
+    ask for more than those that were measured with, which every round costs alike. Between numbers of rows that ran,
+    none costs more than on the line from one to the other: what is thought too dear never runs, and would stay so.
     """
 
     base: CostTable
@@ -53,7 +54,12 @@ class RoundTimes:
         if not known:
             return self._last
         begin, share = line([(self.base.verify(rows), ms, len(verify[rows])) for rows, ms in known.items()])
-        points = {rows: max(begin + ms * share, LEAST_SHARE * ms) for rows, ms in self.base.verify.points} | known
+        ran, points = sorted(known), dict(known)
+        for rows, ms in self.base.verify.points:
+            if rows not in known:
+                moved = max(begin + ms * share, LEAST_SHARE * ms)
+                between = float(np.interp(rows, ran, [known[r] for r in ran], moved, moved))
+                points[rows] = min(moved, between)
         self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))))
         drafted = [(at, median(times), len(times)) for at, times in draft.items() if len(times) >= LEAST]
         if drafted:

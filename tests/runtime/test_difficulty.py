@@ -62,8 +62,23 @@ def test_a_request_that_is_not_drafted_for_becomes_one_like_all_others():
     difficulty = Difficulty(6, 2)
     belief = hard = watched(difficulty, PRIOR, CHAIN, 0.1, 60, 1)
     belief = difficulty.later(belief, [], 400)
-    assert belief == pytest.approx(PRIOR, abs=0.01)
-    assert abs(hard - PRIOR).max() > 0.1
+    assert belief == pytest.approx(difficulty.prior, abs=0.01)
+    assert abs(hard - difficulty.prior).max() > 0.1
+
+
+def test_what_new_text_is_expected_to_be_follows_what_text_was():
+    """Text that is all alike leaves little to chance; easy and hard text by turns leaves much."""
+
+    def spread(prior):
+        mean = prior @ np.log2(HAZARDS)
+        return float(np.sqrt(prior @ (np.log2(HAZARDS) - mean) ** 2))
+
+    alike, differs = Difficulty(6, 2), Difficulty(6, 2)
+    belief = other = PRIOR
+    for turn in range(30):
+        belief = watched(alike, belief, CHAIN, 0.6, 40, turn)
+        other = watched(differs, other, CHAIN, 0.9 if turn % 2 else 0.2, 40, turn)
+    assert spread(alike.prior) < 0.7 * spread(PRIOR) < spread(differs.prior)
 
 
 def test_deep_rates_are_of_all_requests_though_only_easy_ones_are_drafted_deep():
