@@ -10,7 +10,7 @@ import numpy as np
 
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable, Floats
-from .difficulty import Difficulty, Outcome
+from .difficulty import PRIOR, Difficulty, Outcome
 from .early_exit import Calibration, least_survivals, levels_between
 from .menu import Menu
 from .planner import plan
@@ -26,6 +26,7 @@ COST_ROUNDS = 128  # after which costs are those of recent rounds
 FIRST_RENEWAL = 512  # rounds of drafting after which the menu may get a tree more; doubles each time
 PROBE_LENGTH = 2
 PROBE_SHARE = 0.03  # of native decoding's time, which probes may add to it
+EASY = 0.05  # of text is easier than what decides whether there are probes
 WORTH = 1.03  # times as many tokens per millisecond as a plan brings, for another to take its place
 NATIVE = TreeShape.chain(0)
 
@@ -56,7 +57,8 @@ class Planned:
     A plan holds for one round, and for up to MOST_ROUNDS where rounds are so short that making it takes PLAN_SHARE. All
     requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a draft
     would cost for one that is not is spent on the others' rows. Nothing is learnt of a request without drafts, so it is
-    probed after a pause: by what the others draft, or a short chain. Pauses double until it is worth drafting for
+    probed after a pause: by what the others draft, or a short chain; unless not even easy text would make it pay, as in
+    a large batch that fills the device. Pauses double until it is worth drafting for
     again, but not beyond what keeps the time that probes add to native decoding at PROBE_SHARE of it.
 
     How much of a shape is drafted is decided while it is: `early_exit`.
@@ -93,6 +95,7 @@ class Planned:
     def _take(self, menu: Menu) -> None:
         self.menu = menu
         self._milliseconds = dict[int, Floats]()  # of the menu's shapes, by sequences
+        self._promising = dict[int, bool]()
         self._tokens, self._version = np.empty(0), -1  # and what they bring, by what was seen up to this version
         self._at: int | None = None  # the shape that was planned last
         self._left = 0
@@ -100,6 +103,7 @@ class Planned:
     def _use(self, costs: CostTable) -> None:
         self._costs = costs
         self._milliseconds.clear()
+        self._promising.clear()
         self.levels = levels_between(costs)
         native, probe = costs.milliseconds(1, 0, 1), costs.milliseconds(self.probe.num_nodes, self.probe.depth, 1)
         self._held = min(ceil(PLAN_MS / PLAN_SHARE / native), MOST_ROUNDS)
@@ -137,7 +141,7 @@ class Planned:
         drafting, rate = self._best(requests)
         shape = self.probe if self._at is None else self.menu.shapes[self._at]
         for i, request in enumerate(requests):
-            probed = i not in drafting and request.waited >= request.pause
+            probed = i not in drafting and request.waited >= request.pause and self._may_pay(len(requests))
             if i in drafting:
                 request.waited, request.pause = 0, FIRST_PAUSE
             elif probed:
@@ -173,6 +177,18 @@ class Planned:
         rate = float(tokens[drafting, at] / costs[drafting, at]) / max(1, drafting)
         return best_first[:drafting, at].tolist(), rate
 
+    def _may_pay(self, num_seqs: int) -> bool:
+        """Whether any shape would pay if all of so many requests had easy text, of which there is EASY: if not, nothing
+        that a probe could show would change the plan, and the drafts' KV need not be kept up.
+        """
+        if num_seqs not in self._promising:
+            costs, easy = self._costs_of(num_seqs), int(np.searchsorted(PRIOR.cumsum(), EASY))  # hazards rise
+            gained = self._emitted()[easy] - 1
+            drafting = np.arange(num_seqs + 1)[:, None]
+            rates = (num_seqs + drafting * gained) / costs
+            self._promising[num_seqs] = bool(rates[1:].max() > WORTH * rates[0, 0])
+        return self._promising[num_seqs]
+
     def _set_exits(self, request: _Request, shape: TreeShape, rate: float, drafting: int) -> None:
         request.exits_left -= 1
         if request.exits_for is not shape or request.exits_left <= 0:
@@ -185,6 +201,7 @@ class Planned:
         """[hazards, shapes]: tokens that a round of each emits."""
         if self._version != self.difficulty.version:
             self._tokens, self._version = self.menu.emitted(self.difficulty.chances()), self.difficulty.version
+            self._promising.clear()
         return self._tokens
 
     def _costs_of(self, num_seqs: int) -> Floats:

@@ -147,6 +147,7 @@ def test_a_draft_that_is_always_right_stays_so_wherever_drafting_stops():
 def test_text_does_not_depend_on_where_drafting_stops(params, threshold):
     llm = make_llm("near", config=SpeculativeConfig(tree="auto"), max_num_seqs=4)
     controller, depths = llm.engine().controller, []
+    controller.costs = CostTable(Curve(((1, 1.0), (64, 1.2))), Curve(((1, 0.05), (64, 0.06))))
     ask, observe = type(controller).__call__, controller.observe
 
     class Stops(Planned):

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from lychee.runtime.controller import LAST_PAUSE
 from lychee.runtime.cost_table import CostTable, Curve
 from lychee.runtime.difficulty import PRIOR
 from lychee.runtime.planned import WORTH, Planned
@@ -44,12 +43,32 @@ def test_where_second_children_are_never_accepted_chains_are_drafted():
     assert last.depth >= 7
 
 
-def test_where_every_row_costs_a_pass_nothing_is_drafted_but_probes():
+def test_where_every_row_costs_a_pass_nothing_is_drafted_not_even_to_see():
     controller = Planned(ROWS_COST, 8, 32)
+    assert controller._may_pay(1) is False
     shapes = play(controller, lambda _: (0.3, 0.1), 600)
+    assert [shape for shape in shapes[8:] if shape.depth] == []
+
+
+def test_where_little_is_accepted_probes_are_seldom_and_go_on():
+    controller = Planned(CostTable(Curve(((1, 1.0), (64, 9.0))), Curve(((1, 0.3),))), 8, 32)
+    shapes = play(controller, lambda _: (0.0,), 600)
     drafted = [shape for shape in shapes[-300:] if shape.depth]
     assert drafted == [controller.probe] * len(drafted)
-    assert 300 // LAST_PAUSE - 1 <= len(drafted) <= 300 // LAST_PAUSE + 2
+    assert 1 <= len(drafted) <= 300 // 8
+
+
+def test_a_batch_that_fills_the_device_is_not_probed_until_it_shrinks():
+    """Not even tokens that are all accepted would pay for eight requests; for one they do."""
+    full = CostTable(Curve(((1, 1.0), (8, 1.1), (9, 2.0), (64, 16.0))), Curve(((1, 0.05), (64, 0.8))), 0.05, 0.2)
+    controller, batch = Planned(full, 8, 32), list(range(8))
+    drafted = 0
+    for at in range(400):
+        for request, shape in zip(batch, controller.plan(batch), strict=True):
+            drafted += shape.depth > 0 and at > 8
+            controller.observe(request, ProposedTree(shape, ()), [*shape.trunk], len(shape.trunk))
+    assert drafted == 0
+    assert any(controller.plan([0])[0].depth for _ in range(8))
 
 
 def test_a_draft_that_recovers_is_found_again():
