@@ -170,13 +170,16 @@ class Engine:
         shapes = []
         for seq in seqs:
             wanted = next(planned) if seq.speculates else TreeShape.chain(0)
+            if not wanted.depth:  # its root has a slot already
+                shapes.append(wanted)
+                native["planned" if seq.speculates else "off"] += 1
+                continue
             depth = min(seq.limit - len(seq.tokens) - 1, self.drafter.max_len - seq.cached)
             within = wanted if wanted.depth <= depth else self._within(wanted, depth)
             shape = within.cut(within.depth, self.scheduler.extend(seq, within.num_nodes))
             shapes.append(shape)
             if not shape.depth:
-                why = "blocks" if within.depth else "limit" if wanted.depth else "planned"
-                native[why if seq.speculates else "off"] += 1
+                native["blocks" if within.depth else "limit"] += 1
         return shapes
 
     def _within(self, wanted: TreeShape, depth: int) -> TreeShape:

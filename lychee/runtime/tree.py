@@ -62,7 +62,7 @@ class TreeShape:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         return max(self.depths)
 
