@@ -91,6 +91,8 @@ class Stepper:
         found = []
         for chunk in engine.step():
             key = chunk.request_id, chunk.sample_idx
+            if key not in self._open:  # of a request that did not come through here: no reason to fail the others
+                continue
             found.append((*self._open[key], chunk))
             if chunk.finish_reason is not None:
                 del self._open[key]

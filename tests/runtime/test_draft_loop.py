@@ -33,7 +33,7 @@ class Both(ModelDrafter):
 
     def propose(self, batch, shapes, goes_on=None):
         active = [seq for seq, shape in zip(batch.seqs, shapes, strict=True) if shape.num_nodes > 1]
-        self._catch_up(active)
+        self._catch_up(active, whole=True)
         storage = self.kv.storage.clone()
         self.loop.binds = False
         want = super().propose(batch, shapes, goes_on)

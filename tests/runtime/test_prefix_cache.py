@@ -152,7 +152,9 @@ def test_a_prefix_without_the_drafts_kv_is_drafted_from_as_one_with_it(first):
         prompt = answer.tokens[:-3]
         hit, drafted = len(prompt) // BLOCK * BLOCK, []
         catch_up = llm.engine().drafter._catch_up
-        llm.engine().drafter._catch_up = lambda seqs: drafted.extend(s.draft_cached for s in seqs) or catch_up(seqs)
+        llm.engine().drafter._catch_up = lambda seqs, whole: (
+            drafted.extend(s.draft_cached for s in seqs) or catch_up(seqs, whole)
+        )
         seqs = [run(llm, prompt, params, True) for _ in range(2)]
     assert [seq.stats.cached_tokens for seq in seqs] == [hit, hit]
     assert (drafted[0] > 0) == first
@@ -171,7 +173,7 @@ def test_sequences_that_share_blocks_without_the_drafts_kv_fill_them_once():
     assert cached(outputs) == [len(SYSTEM)] * 3
     shared = [slot for slots in rows for slot in slots if slot < len(SYSTEM)]
     assert sorted(shared) == list(range(len(SYSTEM)))
-    assert all(o.outputs[0].stats.accepted == o.outputs[0].stats.drafted > 4 for o in outputs)
+    assert all(o.outputs[0].stats.accepted == o.outputs[0].stats.drafted > 3 for o in outputs)
 
 
 def test_of_a_prefix_with_holes_the_draft_fills_the_holes_alone():

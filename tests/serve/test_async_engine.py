@@ -244,7 +244,10 @@ def test_the_queue_is_bounded_and_a_place_in_it_is_free_again_after_an_end():
 
 def test_waiting_too_long_and_taking_too_long_end_a_request_with_a_reason():
     async def body():
-        async with served(make_llm(max_num_seqs=1), queue_s=0.05) as engine:
+        slow = make_llm(max_num_seqs=1)
+        step = slow.engine().step
+        slow.engine().step = lambda: time.sleep(0.005) or step()
+        async with served(slow, queue_s=0.05) as engine:
             first = asyncio.create_task(read(engine, PROMPTS[0], greedy(max_tokens=400)))
             await asyncio.sleep(0.01)
             with pytest.raises(QueueTimeoutError):
