@@ -84,7 +84,8 @@ def test_a_first_call_of_every_op_is_counted(monkeypatch):
     monkeypatch.setattr("lychee.kernels.OPS", {"once": once})
     process = cpu_compile.call_every_op()
     assert process.kernels[-1] == cpu_compile.Kernel("once", "made", 2.0, False)
-    assert [(kernel.op, kernel.name) for kernel in process.kernels[:-1]] == [("set-up", "nothing")]
+    # An earlier process may have compiled what is launched first.
+    assert {(kernel.op, kernel.name) for kernel in process.kernels[:-1]} <= {("set-up", "nothing")}
     assert process.first_calls.keys() == {"set-up", "once"}
     assert knobs.compilation.listener is None
 

@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         made.error("figures need matplotlib, which is not installed: pip install matplotlib")
     command = shlex.join(["python", "-m", "bench.studies", *(sys.argv[1:] if argv is None else argv)])
     try:
+        args.out.mkdir(parents=True, exist_ok=True)  # a bad one is told before the work
         llm = load(args, SpeculativeConfig(tree="auto"), prefix_cache=False)
         llm.warm_up(sweeps.sampling(args))
         llm.warm_up(sweeps.sampling(args), native=True)

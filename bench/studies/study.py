@@ -46,7 +46,6 @@ class Study:
 
     def write(self, directory: Path, name: str, command: str) -> list[Path]:
         """`name`.json and `name`.png. Raises OSError, or ImportError without matplotlib."""
-        directory.mkdir(parents=True, exist_ok=True)
         numbers, picture = directory / f"{name}.json", directory / f"{name}.png"
         numbers.write_text(json.dumps({"command": command, **asdict(self)}, indent=1, default=str) + "\n")
         _draw(self.figure, self.title, picture)
@@ -54,8 +53,8 @@ class Study:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, tuple):  # a median and its interval
-        return "{:.3f}  [{:.3f}, {:.3f}]".format(*value)
+    if isinstance(value, tuple):  # a median and its interval, which one run does not have
+        return f"{value[0]:.3f}" if value[1] == value[2] else "{:.3f}  [{:.3f}, {:.3f}]".format(*value)
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return "-" if value is None else str(value)

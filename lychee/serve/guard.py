@@ -115,7 +115,7 @@ class Guard:
     def _by_goodput(self, since: float) -> Verdict:
         pairs = [pair for pair in self.trial.pairs if pair.at >= since]
         if missing := [name for name in CHANNELS if self._served.get(name, -math.inf) < since]:
-            return Verdict("not enough data", f"the {' and the '.join(missing)} channel has had no tokens lately")
+            return Verdict("not enough data", f"no tokens lately of the {' and the '.join(missing)} channel")
         if len(pairs) < LEAST_PAIRS:
             return Verdict("not enough data", f"{len(pairs)} of {LEAST_PAIRS} comparisons with plain rounds are made")
         logs = [math.log(pair.drafted / pair.plain) for pair in pairs]
