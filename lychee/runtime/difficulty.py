@@ -31,7 +31,8 @@ text, and drafted of the shape.
 class Difficulty:
     """First children are accepted at the rates of all requests to the power of the text's hazard: where a draft is bad,
     it is bad at all depths. Of a request there is a belief about its hazard, probabilities of HAZARDS, by Bayes' rule
-    from what was accepted. Text changes: before each round there is a chance that the hazard is drawn anew. So steady
+    from what was accepted. Text changes: before each round there is a chance that the hazard is drawn anew,
+    from `prior`: the mean of all beliefs so far. So steady
     text is known ever better, and a change is noticed within the few rounds that were improbable without it. While the
     hazard is not known, what is accepted so deep is probably easy, and the next token is likelier to be accepted too.
 
