@@ -42,7 +42,6 @@ def test_a_step_that_fails_costs_the_others_nothing(session, capsys):
     assert (steps["bad"]["verdict"], steps["bad"]["records"]) == ("FAILED", 2)
     assert (steps["good"]["verdict"], steps["good"]["code"]) == ("passed", 0)
     assert steps["good"]["said"] == "said small --json " + steps["good"]["said"].rsplit(" ", 1)[1]
-    assert "no such kernel" in steps["bad"]["said"]
     assert "FAILED" in capsys.readouterr().out
 
 

@@ -242,6 +242,7 @@ def test_the_queue_is_bounded_and_a_place_in_it_is_free_again_after_an_end():
     run(body())
 
 
+@pytest.mark.slow
 def test_waiting_too_long_and_taking_too_long_end_a_request_with_a_reason():
     async def body():
         slow = make_llm(max_num_seqs=1)

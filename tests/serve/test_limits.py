@@ -244,6 +244,7 @@ def test_requests_at_a_time_are_limited_by_key():
         running.settled()
 
 
+@pytest.mark.slow
 def test_a_full_queue_and_a_wait_that_is_too_long_are_said_with_their_status():
     long = {"prompt": "a", "max_tokens": 240, "ignore_eos": True}
     with serving(make_llm(max_num_seqs=1), QueueLimits(max_queue=1, queue_s=0.1)) as running:
