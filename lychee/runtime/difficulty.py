@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from functools import lru_cache
 
 import numpy as np
 
@@ -31,10 +30,10 @@ text, and drafted of the shape.
 class Difficulty:
     """First children are accepted at the rates of all requests to the power of the text's hazard: where a draft is bad,
     it is bad at all depths. Of a request there is a belief about its hazard, probabilities of HAZARDS, by Bayes' rule
-    from what was accepted. Text changes: before each round there is a chance that the hazard is drawn anew,
-    from `prior`: the mean of all beliefs so far. So steady
-    text is known ever better, and a change is noticed within the few rounds that were improbable without it. While the
-    hazard is not known, what is accepted so deep is probably easy, and the next token is likelier to be accepted too.
+    from what was accepted. Text changes: before each round there is a chance that the hazard is drawn anew, from
+    `prior`: the mean of all beliefs so far. So steady text is known ever better, and a change is noticed within the few
+    rounds that were improbable without it. While the hazard is not known, what is accepted so deep is probably easy,
+    and the next token is likelier to be accepted too.
 
     What all requests have shown, `stats`, is what one of hazard 1 would: a rejection that was expected twice as much
     counts for half. Else deep rates, which only easy text shows, would be those of easy text.
@@ -45,7 +44,6 @@ class Difficulty:
     def __init__(self, max_depth: int, max_children: int) -> None:
         self.stats = AcceptanceStats(max_depth, max_children)
         self.version = 0
-        self._observed = lru_cache(maxsize=512)(observed)
         self._together = TOGETHER
         self.prior, self._believed = PRIOR, ASSUMED * PRIOR  # of new text's hazard; and the sum of all beliefs
         self._new: list[tuple[Floats, Floats]] = []  # beliefs, and what was seen under them and is not counted yet
@@ -80,7 +78,7 @@ class Difficulty:
 
     def _likelihood(self, shape: TreeShape, last: int, until: int) -> tuple[Floats, Floats]:
         """What a round showed, and how probable that is by hazard."""
-        counts = self._observed(shape, last, until, self.stats.max_depth, self.stats.max_children)
+        counts = observed(shape, last, until, self.stats.max_depth, self.stats.max_children)
         seen, accepted = counts[:, :, 0]
         likelihood = np.exp(self._accepts @ accepted + self._rejects @ (seen - accepted))
         return counts, np.maximum(likelihood, LEAST)

@@ -146,8 +146,8 @@ class Engine:
         self.metrics.verify_s += verified - drafted
         self.controller.timed(proposals.trees, 1e3 * (drafted - begin), 1e3 * (verified - drafted))
         chunks = self._emit(sampling, proposals, logits, accepted, in_round=True)
-        emitted = [len(chunk.token_ids) for seq, chunk in zip(seqs, chunks, strict=True) if seq.speculates]
-        if emitted:
+        if self.trial.running:
+            emitted = [len(chunk.token_ids) for seq, chunk in zip(seqs, chunks, strict=True) if seq.speculates]
             self.trial.add(self.accelerated, len(emitted), sum(emitted), time.perf_counter() - planning)
         return chunks
 

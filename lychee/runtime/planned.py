@@ -58,8 +58,8 @@ class Planned:
     requests of a round that draft have one shape, and those draft whose acceptance makes them worth it: what a draft
     would cost for one that is not is spent on the others' rows. Nothing is learnt of a request without drafts, so it is
     probed after a pause: by what the others draft, or a short chain; unless not even easy text would make it pay, as in
-    a large batch that fills the device. Pauses double until it is worth drafting for
-    again, but not beyond what keeps the time that probes add to native decoding at PROBE_SHARE of it.
+    a batch that fills the device. Pauses double until it is worth drafting for again, but not beyond what keeps the
+    time that probes add to native decoding at PROBE_SHARE of it.
 
     How much of a shape is drafted is decided while it is: `early_exit`.
 

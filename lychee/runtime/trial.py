@@ -57,7 +57,7 @@ class Trial:
 
     def add(self, drafted: bool, requests: int, tokens: int, seconds: float) -> None:
         """A round, whether it might draft: requests that may be drafted for, what these emitted, and what it took."""
-        if not self.running:
+        if not self.running or not requests:
             return
         run = self._with if drafted else self._without
         run.rounds += 1

@@ -59,7 +59,9 @@ class Stepper:
         while not self._stopping:
             if failure := self._once():  # the error itself is gone by now, and what its frames held of the engine
                 self._restart(failure)
-        self._fail_all(StoppedError("the service is shutting down"))
+        self._give_up([(job, StoppedError("the service is shutting down")) for job in self._jobs()])
+        if self.engine is not None:
+            self.engine.trial = Trial()  # the engine may serve others
 
     def _begin(self, engine: Engine) -> None:
         engine.trial = self.trial
@@ -91,8 +93,6 @@ class Stepper:
         found = []
         for chunk in engine.step():
             key = chunk.request_id, chunk.sample_idx
-            if key not in self._open:  # of a request that did not come through here: no reason to fail the others
-                continue
             found.append((*self._open[key], chunk))
             if chunk.finish_reason is not None:
                 del self._open[key]
@@ -130,11 +130,14 @@ class Stepper:
         if now - self._checked < CHECK_DEADLINES_S:
             return
         self._checked = now
-        late = [(job, error) for job in self._jobs() if (error := job.late(now))]
-        for job, _ in late:
+        self._give_up([(job, error) for job in self._jobs() if (error := job.late(now))])
+
+    def _give_up(self, found: list[tuple[Job, ServiceError]]) -> None:
+        """End jobs before their time; what they hold of the engine goes back."""
+        for job, _ in found:
             self._abort(job)
-        if late:
-            self._deliver([], late)
+        if found:
+            self._deliver([], found)
 
     def _fail_all(self, error: ServiceError) -> None:
         jobs = self._jobs()

@@ -7,6 +7,7 @@ import atexit
 import functools
 import shutil
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -125,3 +126,11 @@ def forcing(llm, prompt_ids, tokens, length=K):
             yield engine
         finally:
             engine.target, engine.verifier.target = before
+
+
+def slow_llm(seconds=0.005, **given):
+    """An LLM each of whose steps takes so long: what ends by a clock ends before the text does, on any machine."""
+    llm = make_llm(**given)
+    step = llm.engine().step
+    llm.engine().step = lambda: time.sleep(seconds) or step()
+    return llm

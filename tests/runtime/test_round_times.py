@@ -88,3 +88,20 @@ def test_native_rounds_say_nothing_of_drafting():
 def test_a_chain_s_drafting_is_a_beginning_and_levels():
     assert line([(1, 1.5), (3, 2.5), (7, 4.5)]) == pytest.approx((1.0, 0.5))
     assert line([(1, 1.0)]) == (0.5, 0.5)
+
+
+def test_what_is_thought_too_dear_costs_no_more_than_the_line_between_what_ran():
+    """It would else never run, and stay so; what the base has cheaper, as before a step, stays cheaper."""
+    dear = CostTable(Curve(((1, 1.0), (2, 1.2), (4, 9.0), (6, 9.1), (8, 9.2))), Curve(((1, 0.1),)))
+    times = RoundTimes(dear)
+    for length, took in ((1, 1.2), (7, 2.4)):
+        for _ in range(50):
+            times.add(drafted(length), 0.1 * length, took)
+    table = times.table()
+    assert [table.verify(rows) for rows in (2, 5, 8)] == pytest.approx([1.2, 1.8, 2.4])
+    stepped = CostTable(Curve(((1, 1.0), (2, 1.0), (7, 1.1), (8, 3.0))), Curve(((1, 0.1),)))
+    times = RoundTimes(stepped)
+    for length, took in ((1, 1.0), (7, 3.0)):
+        for _ in range(50):
+            times.add(drafted(length), 0.1 * length, took)
+    assert times.table().verify(7) < 1.2

@@ -17,7 +17,7 @@ from lychee.serve.job import (
     QueueTimeoutError,
     StoppedError,
 )
-from tests.runtime.pairs import PROMPTS, greedy, make_llm, seeded, shared_llm, shown
+from tests.runtime.pairs import PROMPTS, greedy, make_llm, seeded, shared_llm, shown, slow_llm
 
 
 @asynccontextmanager
@@ -242,23 +242,39 @@ def test_the_queue_is_bounded_and_a_place_in_it_is_free_again_after_an_end():
     run(body())
 
 
-@pytest.mark.slow
 def test_waiting_too_long_and_taking_too_long_end_a_request_with_a_reason():
     async def body():
-        slow = make_llm(max_num_seqs=1)
-        step = slow.engine().step
-        slow.engine().step = lambda: time.sleep(0.005) or step()
-        async with served(slow, queue_s=0.05) as engine:
+        async with served(slow_llm(max_num_seqs=1), queue_s=0.05) as engine:
             first = asyncio.create_task(read(engine, PROMPTS[0], greedy(max_tokens=400)))
             await asyncio.sleep(0.01)
             with pytest.raises(QueueTimeoutError):
                 await read(engine, PROMPTS[1], greedy())
             assert await first == native(PROMPTS[0], greedy(max_tokens=400))
             await emptied(engine)
-        async with served(make_llm(), request_s=0.05) as engine:
+        async with served(slow_llm(), request_s=0.05) as engine:
             with pytest.raises(DeadlineError):
                 await read(engine, PROMPTS[0], greedy(max_tokens=400))
             await emptied(engine)
+
+    run(body())
+
+
+def test_an_engine_is_free_for_others_after_a_service_that_stopped_at_work():
+    llm = slow_llm()
+
+    async def body():
+        async with served(llm) as engine:
+            engine.trial.running = True
+            task = asyncio.create_task(read(engine, PROMPTS[0], greedy(max_tokens=400)))
+            await asyncio.sleep(0.05)
+            assert engine.jobs
+        with pytest.raises(StoppedError):
+            await task
+        assert llm.engine().idle
+        assert not llm.engine().trial.running
+        async with served(llm) as engine:
+            assert await read(engine, PROMPTS[1], greedy(max_tokens=8)) == native(PROMPTS[1], greedy(max_tokens=8))
+            assert engine.restarts == 0
 
     run(body())
 

@@ -9,7 +9,7 @@ import pytest
 from lychee.serve.async_engine import QueueLimits
 from lychee.serve.config import RateLimits
 from lychee.serve.edge import key_name
-from tests.runtime.pairs import make_llm
+from tests.runtime.pairs import make_llm, slow_llm
 from tests.serve.running import CODE, MODEL, serving
 
 KEYS = ("first-key", "second-key")
@@ -244,10 +244,9 @@ def test_requests_at_a_time_are_limited_by_key():
         running.settled()
 
 
-@pytest.mark.slow
 def test_a_full_queue_and_a_wait_that_is_too_long_are_said_with_their_status():
     long = {"prompt": "a", "max_tokens": 240, "ignore_eos": True}
-    with serving(make_llm(max_num_seqs=1), QueueLimits(max_queue=1, queue_s=0.1)) as running:
+    with serving(slow_llm(max_num_seqs=1), QueueLimits(max_queue=1, queue_s=0.1)) as running:
         first, answers = threading.Thread(target=running.complete, kwargs=long), []
         first.start()
         running.opened(1)
