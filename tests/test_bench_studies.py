@@ -66,6 +66,7 @@ def test_speeds_are_sums_of_tokens_over_sums_of_time_by_run():
     [
         (["ladder", "--runs", "0"], "--runs is 0, must be at least 1"),
         (["ladder", "--prompt-file", "/no/such/file"], "/no/such/file"),
+        (["batch", "--prompt-file", "/dev/null"], "--prompt-file /dev/null has no prompts"),
         (["tide"], "invalid choice: 'tide'"),
     ],
 )

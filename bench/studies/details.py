@@ -9,25 +9,21 @@ from typing import Any
 import numpy as np
 
 from bench.alternate import AUTO, NATIVE, alternate, ratio, speeds, totals
-from bench.pair import asked, load, read_prompts
+from bench.pair import load
 from lychee import LLM
 from lychee.runtime.config import SpeculativeConfig
 
 from .study import Lines, Study
-from .sweeps import sampling
+from .sweeps import groups, sampling
 
 PERCENTILES = (50, 90, 99)
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-def _groups(llm: LLM, args: argparse.Namespace) -> list[list[Any]]:
-    return [[prompt] for prompt in asked(llm, read_prompts(args)[: args.prompts], args)]
-
-
 def latency(llm: LLM, args: argparse.Namespace) -> Study:
     """Milliseconds to the first token and between what a reader of a stream gets."""
     policies = (NATIVE, "4", AUTO)
-    samples = alternate(llm, _groups(llm, args), sampling(args), policies, args.runs)
+    samples = alternate(llm, groups(llm, args), sampling(args), policies, args.runs)
     rows, lines = [], {}
     for policy in policies:
         mine = [s for s in samples if s.policy == policy]
@@ -51,12 +47,12 @@ def theory(llm: LLM, args: argparse.Namespace) -> Study:
     A round of the model emits E(k) = 1 + a_1 + ... + a_k tokens, a_d being the measured share of rounds accepted to
     depth d, in the time of 1 + k c native passes; (k + 1) / (1 + (k + 1) c) is the bound where everything is accepted.
     """
-    groups, params = _groups(llm, args), sampling(args)
-    samples = alternate(llm, groups, params, (NATIVE, *map(str, LENGTHS)), args.runs)
+    alone, params = groups(llm, args), sampling(args)
+    samples = alternate(llm, alone, params, (NATIVE, *map(str, LENGTHS)), args.runs)
     native = speeds(s for s in samples if s.policy == NATIVE)
     longest = totals(s for s in samples if s.policy == str(LENGTHS[-1]))["acceptance_by_depth"]
-    reached = np.cumprod(np.ones(LENGTHS[-1])) if not longest else np.array(longest)
-    cost = draft_cost(llm, groups, args)
+    reached = np.array(longest)
+    cost = draft_cost(llm, alone, args)
     rows: list[dict[str, Any]] = []
     for k in LENGTHS:
         found = [s for s in samples if s.policy == str(k)]
@@ -81,14 +77,14 @@ def theory(llm: LLM, args: argparse.Namespace) -> Study:
     return Study("Theory", rows, Lines("draft length", "speed over native decoding", lines, 1.0), [note])
 
 
-def draft_cost(llm: LLM, groups: Sequence[Sequence[Any]], args: argparse.Namespace) -> float:
+def draft_cost(llm: LLM, prompts: Sequence[Sequence[Any]], args: argparse.Namespace) -> float:
     """Seconds of a draft pass over those of a native round, from the metrics of chains of 4."""
     params = sampling(args)
     llm.reset_metrics()
-    alternate(llm, groups, params, ("4",), 1)
+    alternate(llm, prompts, params, ("4",), 1)
     drafted = llm.metrics()
     llm.reset_metrics(native=True)
-    alternate(llm, groups, params, (NATIVE,), 1)
+    alternate(llm, prompts, params, (NATIVE,), 1)
     native = llm.metrics(native=True)
     draft = drafted.draft_s / (4 * max(1, drafted.rounds - drafted.rounds_native))
     return draft / (native.verify_s / max(1, native.rounds))
@@ -125,8 +121,8 @@ def draft_size(llm: LLM, args: argparse.Namespace) -> Study:
         given = argparse.Namespace(**{**vars(args), "draft_model": draft})
         pair = llm if draft == args.draft_model else load(given, SpeculativeConfig(tree="auto"), prefix_cache=False)
         pair.warm_up(sampling(args))
-        groups = _groups(pair, args)
-        samples = alternate(pair, groups, sampling(args), (NATIVE, "4", AUTO), args.runs)
+        alone = groups(pair, args)
+        samples = alternate(pair, alone, sampling(args), (NATIVE, "4", AUTO), args.runs)
         by = {policy: [s for s in samples if s.policy == policy] for policy in (NATIVE, "4", AUTO)}
         native = speeds(by[NATIVE])
         plan = pair.memory_plan()
@@ -135,7 +131,7 @@ def draft_size(llm: LLM, args: argparse.Namespace) -> Study:
             {
                 "draft": str(draft).rstrip("/").rsplit("/", 1)[-1],
                 "weights / target's": own / target,
-                "c": draft_cost(pair, groups, args),
+                "c": draft_cost(pair, alone, args),
                 "acceptance": totals(by["4"])["acceptance_rate"],
                 "chain of 4 over native": ratio(speeds(by["4"]), native),
                 "auto over native": ratio(speeds(by[AUTO]), native),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.alternate import AUTO, NATIVE, Sample, alternate, ratio, speeds, totals
 from bench.pair import asked, read_prompts
@@ -44,21 +46,29 @@ def sweep(
     for number, point in enumerate(points):
         label = f"point {number + 1} of {len(points)}"
         samples = alternate(llm, point.groups, point.params, policies, args.runs, label)
-        by = {policy: [s for s in samples if s.policy == policy] for policy in policies}
-        rate = {policy: _decoding(found) if decoding else speeds(found) for policy, found in by.items()}
-        for policy, found in by.items():
-            said = totals(found)
-            rows.append(
-                {
-                    "x": point.x,
-                    "policy": policy,
-                    "tokens/s": sorted(rate[policy])[args.runs // 2],
-                    "over native": ratio(rate[policy], rate[NATIVE]),
-                    "emitted per round": said["mean_emitted_per_round"],
-                    "acceptance": said["acceptance_rate"],
-                    "wasted share": said["wasted_fraction"],
-                }
-            )
+        rows += compared(point.x, samples, policies, _decoding if decoding else speeds)
+    return rows
+
+
+def compared(
+    x: Any, samples: Sequence[Sample], policies: Sequence[str], rate: Callable[[Sequence[Sample]], list[float]] = speeds
+) -> list[dict[str, Any]]:
+    """A row for each policy. rate: tokens per second of each run."""
+    by = {policy: [sample for sample in samples if sample.policy == policy] for policy in policies}
+    native, rows = rate(by[NATIVE]), []
+    for policy, found in by.items():
+        said, own = totals(found), rate(found)
+        rows.append(
+            {
+                "x": x,
+                "policy": policy,
+                "tokens/s": float(np.median(own)),
+                "over native": ratio(own, native),
+                "emitted per round": said["mean_emitted_per_round"],
+                "acceptance": said["acceptance_rate"],
+                "wasted share": said["wasted_fraction"],
+            }
+        )
     return rows
 
 
@@ -82,13 +92,17 @@ def study(title: str, x: str, rows: list[dict[str, Any]], logarithmic: bool = Fa
     return Study(title, named, Lines(x, "speed over native decoding", lines, 1.0, logarithmic))
 
 
-def _prompts(llm: LLM, args: argparse.Namespace) -> list[Any]:
-    return asked(llm, read_prompts(args)[: args.prompts], args)
+def groups(llm: LLM, args: argparse.Namespace) -> list[list[Any]]:
+    """The prompts, each by itself. Raises ParameterError where there are none."""
+    prompts = read_prompts(args)[: args.prompts]
+    if not prompts:
+        raise ParameterError(f"--prompt-file {args.prompt_file} has no prompts")
+    return [[prompt] for prompt in asked(llm, prompts, args)]
 
 
 def ladder(llm: LLM, args: argparse.Namespace) -> Study:
     """Fixed draft lengths beside the controllers."""
-    point = Point("all prompts", [[p] for p in _prompts(llm, args)], sampling(args))
+    point = Point("all prompts", groups(llm, args), sampling(args))
     return study("Draft lengths and controllers", "prompts", sweep(llm, args, [point], LADDER))
 
 
@@ -100,29 +114,14 @@ def mixture(llm: LLM, args: argparse.Namespace) -> Study:
     samples = alternate(llm, [[p] for p in asked(llm, texts, args)], sampling(args), LADDER, args.runs)
     rows: list[dict[str, Any]] = []
     for place, kind in enumerate([*names, "all"]):
-        chosen = [s for s in samples if kind == "all" or s.group % len(names) == place]
-        native = speeds(s for s in chosen if s.policy == NATIVE)
-        for policy in LADDER:
-            found = [s for s in chosen if s.policy == policy]
-            said, rate = totals(found), speeds(found)
-            rows.append(
-                {
-                    "x": kind,
-                    "policy": policy,
-                    "tokens/s": sorted(rate)[args.runs // 2],
-                    "over native": ratio(rate, native),
-                    "emitted per round": said["mean_emitted_per_round"],
-                    "acceptance": said["acceptance_rate"],
-                    "wasted share": said["wasted_fraction"],
-                }
-            )
+        rows += compared(kind, [s for s in samples if kind == "all" or s.group % len(names) == place], LADDER)
     return study("A mixture of texts", "kind of text", rows)
 
 
 def temperature(llm: LLM, args: argparse.Namespace) -> Study:
     """From greedy to hot: the flatter the target, the less there is to accept."""
-    groups = [[p] for p in _prompts(llm, args)]
-    points = [Point(t, groups, sampling(args, temperature=t)) for t in TEMPERATURES]
+    alone = groups(llm, args)
+    points = [Point(t, alone, sampling(args, temperature=t)) for t in TEMPERATURES]
     return study("Temperature", "temperature", sweep(llm, args, points, FEW))
 
 
@@ -135,15 +134,13 @@ def context(llm: LLM, args: argparse.Namespace) -> Study:
     points = []
     for length in lengths:
         starts = [i * 61 for i in range(places)]
-        groups = [[list(islice(cycle(text), start, start + length))] for start in starts]
-        points.append(Point(length, groups, sampling(args)))
+        texts = [[list(islice(cycle(text), start, start + length))] for start in starts]
+        points.append(Point(length, texts, sampling(args)))
     return study("Context", "tokens of context", sweep(llm, args, points, FEW, decoding=True), logarithmic=True)
 
 
 def batch(llm: LLM, args: argparse.Namespace) -> Study:
     """Requests that run together: where the target's pass is full, drafts stop paying."""
-    prompts = _prompts(llm, args)
-    if not prompts:
-        raise ParameterError("there are no prompts")
+    prompts = [prompt for (prompt,) in groups(llm, args)]
     points = [Point(n, [list(islice(cycle(prompts), n))], sampling(args)) for n in BATCHES]
     return study("Batch", "requests together", sweep(llm, args, points, FEW), logarithmic=True)
