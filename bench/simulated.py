@@ -129,7 +129,7 @@ class World:
             shapes = controller.plan(running)
             trees = [ProposedTree(shape, (0,) * shape.num_nodes) for shape in shapes]
             draft, verify = self.times(shapes, [lag[i] for i in running])
-            controller.timed(trees, draft, verify)
+            controller.timed(trees, draft, verify, self.costs.overhead)
             began, emitted = tuple(at[i] for i in running), []
             for i, tree in zip(running, trees, strict=True):
                 path = texts[i].path(at[i], tree.shape)
@@ -163,7 +163,7 @@ class Knowing:
     def observe(self, request_id: int, tree: ProposedTree, path: Sequence[int], emitted: int) -> None:
         self._at += emitted
 
-    def timed(self, trees: Sequence[ProposedTree], draft_ms: float, verify_ms: float) -> None: ...
+    def timed(self, trees: Sequence[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None: ...
 
     def forget(self, request_id: int) -> None: ...
 

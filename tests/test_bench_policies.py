@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from bench import alternate, policies
@@ -20,6 +21,14 @@ def test_a_policy_has_a_name():
     assert alternate.controller_of("native", AUTO) is None
     assert alternate.controller_of("auto", AUTO) is AUTO
     assert isinstance(alternate.controller_of("window", AUTO), Window)
+
+
+def test_a_prompt_that_was_slow_in_one_run_does_not_count():
+    ours = np.array([[1.0, 2.0], [9.0, 2.0], [1.0, 2.0]])
+    theirs = np.array([[2.0, 1.0], [2.0, 1.0], [2.0, 50.0]])
+    median, low, high = policies.faster(ours, theirs)
+    assert median == 1.0
+    assert low < 1.0 < high
 
 
 def test_the_ratio_is_of_the_same_run():

@@ -38,8 +38,8 @@ class Controller(Protocol):
         Fewer are emitted than the path has nodes where the text ended within it.
         """
 
-    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
-        """What a round of these trees took."""
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None:
+        """What a round of these trees took: drafting, verification, and all that the host does besides."""
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
@@ -61,7 +61,7 @@ class Fixed:
 
     def observe(self, request_id: int, tree: ProposedTree, path: Seq[int], emitted: int) -> None: ...
 
-    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None: ...
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None: ...
 
     def forget(self, request_id: int) -> None: ...
 
@@ -131,7 +131,7 @@ class Window:
                 history.bucket = bucket
                 history.rounds.clear()
 
-    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None: ...
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None: ...
 
     def forget(self, request_id: int) -> None:
         self._history.pop(request_id, None)

@@ -46,12 +46,23 @@ def _bin(confidence: float) -> int:
     return min(int(confidence * BINS), BINS - 1)
 
 
-def levels_between(costs: CostTable) -> int:
-    """How many levels are drafted from one question to the next, so that asking costs a small share of them."""
-    return max(1, math.ceil(ASK * costs.drafting / (ASK_SHARE * max(costs.draft(1), 1e-3))))
+@dataclass(frozen=True)
+class Questions:
+    """levels: how many are drafted from one to the next, so that asking costs a small share of them. ms: of one."""
+
+    levels: int
+    ms: float
+
+    @staticmethod
+    def of(costs: CostTable) -> Questions:
+        """By costs of rounds in which none was asked: in others they are part of what levels cost."""
+        ms = ASK * costs.drafting
+        return Questions(max(1, math.ceil(ms / (ASK_SHARE * max(costs.draft(1), 1e-3)))), ms)
 
 
-def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTable, num_seqs: int) -> tuple[float, ...]:
+def least_survivals(
+    shape: TreeShape, rate: float, accept: Table, costs: CostTable, num_seqs: int, questions: Questions
+) -> tuple[float, ...]:
     """By depth, how probably the trunk must be accepted down to there for drafting on to pay.
 
     It pays if for some number of further levels the tokens that they are expected to bring, by `accept` (a Table of the
@@ -59,7 +70,6 @@ def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTab
     proportion to its probability, the others in any case.
     """
     reach, trunk = expected(shape, accept), shape.trunk
-    between = levels_between(costs)
     rows = [sum(1 for at in shape.depths if at <= depth) for depth in range(shape.depth + 1)]
     cost = [costs.milliseconds(n, depth, shape.width, num_seqs) / num_seqs for depth, n in enumerate(rows)]
     found = []
@@ -68,7 +78,7 @@ def least_survivals(shape: TreeShape, rate: float, accept: Table, costs: CostTab
         for end in range(depth + 1, shape.depth + 1):
             new = [node for node, at in enumerate(shape.depths) if depth < at <= end]
             others = sum(reach[node] for node in new if node not in below)
-            asked = -(-(end - depth) // between) * ASK * costs.drafting / num_seqs
+            asked = -(-(end - depth) // questions.levels) * questions.ms / num_seqs
             wanted = rate * num_seqs * (cost[end] - cost[depth] + asked) - others
             brought = sum(reach[node] for node in new if node in below)
             if wanted <= 0:

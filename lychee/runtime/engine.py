@@ -144,8 +144,9 @@ class Engine:
         verified = time.perf_counter()
         self.metrics.draft_s += drafted - begin
         self.metrics.verify_s += verified - drafted
-        self.controller.timed(proposals.trees, 1e3 * (drafted - begin), 1e3 * (verified - drafted))
         chunks = self._emit(sampling, proposals, logits, accepted, in_round=True)
+        parts = drafted - begin, verified - drafted, time.perf_counter() - verified + begin - planning
+        self.controller.timed(proposals.trees, *(1e3 * seconds for seconds in parts))
         if self.trial.running:
             emitted = [len(chunk.token_ids) for seq, chunk in zip(seqs, chunks, strict=True) if seq.speculates]
             self.trial.add(self.accelerated, len(emitted), sum(emitted), time.perf_counter() - planning)

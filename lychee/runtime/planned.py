@@ -11,7 +11,7 @@ import numpy as np
 from .controller import FIRST_PAUSE, LAST_PAUSE
 from .cost_table import CostTable, Floats
 from .difficulty import PRIOR, Difficulty, Outcome
-from .early_exit import Calibration, least_survivals, levels_between
+from .early_exit import Calibration, Questions, least_survivals
 from .menu import Menu
 from .planner import plan
 from .round_times import RoundTimes
@@ -88,7 +88,7 @@ class Planned:
 
     @costs.setter
     def costs(self, costs: CostTable) -> None:
-        self._times = RoundTimes(costs)
+        self._times, self.questions = RoundTimes(costs), Questions.of(costs)
         self._take(Menu.of(self.buckets, costs, self.max_children))
         self._use(costs)
 
@@ -104,13 +104,12 @@ class Planned:
         self._costs = costs
         self._milliseconds.clear()
         self._promising.clear()
-        self.levels = levels_between(costs)
         native, probe = costs.milliseconds(1, 0, 1), costs.milliseconds(self.probe.num_nodes, self.probe.depth, 1)
         self._held = min(ceil(PLAN_MS / PLAN_SHARE / native), MOST_ROUNDS)
         self._longest_pause = min(max(ceil((probe / native - 1) / PROBE_SHARE), FIRST_PAUSE), LAST_PAUSE)
 
-    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
-        self._times.add(trees, draft_ms, verify_ms)
+    def timed(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None:
+        self._times.add(trees, draft_ms, verify_ms, other_ms)
         self._rounds += 1
         if self._rounds % COST_ROUNDS == 0:
             self._use(self._times.table())
@@ -118,6 +117,11 @@ class Planned:
     @property
     def goes_on(self) -> Planned:
         return self
+
+    @property
+    def levels(self) -> int:
+        """`GoesOn`: drafted from one question to the next. Programs are made for so many: it does not change."""
+        return self.questions.levels
 
     def __call__(self, seq_id: int, depth: int, confidences: Seq[float]) -> bool:
         """`GoesOn`: whether drafting below a depth pays."""
@@ -194,7 +198,7 @@ class Planned:
         if request.exits_for is not shape or request.exits_left <= 0:
             asked = self.levels < shape.depth
             table = self.difficulty.table(request.belief) if asked else ()
-            request.exits = least_survivals(shape, rate, table, self.costs, drafting) if asked else ()
+            request.exits = least_survivals(shape, rate, table, self.costs, drafting, self.questions) if asked else ()
             request.exits_for, request.exits_left = shape, EXIT_PLANS
 
     def _emitted(self) -> Floats:

@@ -21,7 +21,7 @@ LEAST_SHARE = 0.1  # of what the base has
 
 @dataclass
 class RoundTimes:
-    """Rounds since the last `table`, beside what `base` has: verification by rows, drafting by its levels.
+    """Rounds since the last `table`, beside what `base` has: verification by rows, drafting by its levels, the rest.
 
     Medians leave out the rounds in which a program was made. What was not run lately is put on the line through what
     was (`line`): a machine may be slower now than when it was measured, which is a share of all costs, and requests may
@@ -30,22 +30,22 @@ class RoundTimes:
     """
 
     base: CostTable
-    _rounds: list[tuple[Seq[ProposedTree], float, float]] = field(default_factory=list)
+    _rounds: list[tuple[Seq[ProposedTree], float, float, float]] = field(default_factory=list)
     _last: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
         self._last = self.base
         self._expected = lru_cache(maxsize=64)(self._cost)
 
-    def add(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float) -> None:
+    def add(self, trees: Seq[ProposedTree], draft_ms: float, verify_ms: float, other_ms: float) -> None:
         """A round: its trees, as far as they were drafted."""
-        self._rounds.append((trees, draft_ms, verify_ms))
+        self._rounds.append((trees, draft_ms, verify_ms, other_ms))
 
     def table(self) -> CostTable:
         """The base's costs as they are now; without rounds enough, as they were."""
         verify: dict[int, list[float]] = {}
         draft: dict[float, list[float]] = {}
-        for trees, draft_ms, verify_ms in self._rounds:
+        for trees, draft_ms, verify_ms, _ in self._rounds:
             rows, expected = self._expected(tuple((t.shape, t.depth, t.tokens.count(-1)) for t in trees))
             verify.setdefault(rows, []).append(verify_ms)
             if expected:
@@ -60,7 +60,8 @@ class RoundTimes:
                 moved = max(begin + ms * share, LEAST_SHARE * ms)
                 between = float(np.interp(rows, ran, [known[r] for r in ran], moved, moved))
                 points[rows] = min(moved, between)
-        self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))))
+        other = median(other_ms for *_, other_ms in self._rounds)
+        self._last = replace(self._last, verify=Curve(tuple(sorted(points.items()))), overhead=other)
         drafted = [(at, median(times), len(times)) for at, times in draft.items() if len(times) >= LEAST]
         if drafted:
             begin, share = line(drafted)

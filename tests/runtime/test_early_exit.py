@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lychee.runtime.config import SpeculativeConfig
 from lychee.runtime.controller import Fixed
 from lychee.runtime.cost_table import CostTable, Curve
-from lychee.runtime.early_exit import Calibration, least_survivals, levels_between
+from lychee.runtime.early_exit import Calibration, Questions, least_survivals
 from lychee.runtime.planned import COST_ROUNDS, Planned
 from lychee.runtime.planner import planned
 from lychee.runtime.tree import ProposedTree, TreeShape
@@ -43,7 +43,7 @@ def test_on_a_chain_the_next_token_must_bring_as_much_per_millisecond_as_the_pla
     costs = CostTable(Curve(((1, 10.0), (64, 10.0))), Curve(((1, level_ms),)))
     shape = TreeShape.chain(length)
     rate = planned(shape, chain_table(accept), costs).rate
-    for depth, least in enumerate(least_survivals(shape, rate, chain_table(accept), costs, 1)):
+    for depth, least in enumerate(least_survivals(shape, rate, chain_table(accept), costs, 1, Questions.of(costs))):
         paid = [
             rate * more * level_ms / sum(accept**nth for nth in range(1, more + 1))
             for more in range(1, length - depth + 1)
@@ -55,18 +55,18 @@ def test_side_branches_that_pay_for_themselves_are_drafted_however_sure_the_trun
     shape = TreeShape.widths((2, 2))
     costs = CostTable(Curve(((1, 10.0), (64, 10.0))), Curve(((1, 0.01),)))
     table = ((0.5, 0.4), (0.5, 0.4))
-    assert least_survivals(shape, planned(shape, table, costs).rate, table, costs, 1)[1] == 0.0
+    assert least_survivals(shape, planned(shape, table, costs).rate, table, costs, 1, Questions.of(costs))[1] == 0.0
 
 
 def test_where_nothing_below_is_ever_accepted_no_trunk_is_sure_enough():
     table = ((0.9,), (0.0,))
-    assert least_survivals(TreeShape.chain(2), 0.1, table, FLAT, 1)[1] == math.inf
+    assert least_survivals(TreeShape.chain(2), 0.1, table, FLAT, 1, Questions.of(FLAT))[1] == math.inf
 
 
 def test_where_a_question_costs_many_levels_fewer_are_asked():
     dear = CostTable(FLAT.verify, FLAT.draft, drafting=2.0)
     cheap = CostTable(FLAT.verify, FLAT.draft, drafting=0.1)
-    assert levels_between(dear) == 20 * levels_between(cheap)
+    assert Questions.of(dear).levels == 20 * Questions.of(cheap).levels
 
 
 def test_a_sure_draft_is_followed_further_than_an_unsure_one():
@@ -108,10 +108,21 @@ def test_costs_follow_the_rounds_that_the_controller_is_told_of():
     controller = Planned(FLAT, 8, 16)
     tree = (ProposedTree(TreeShape.chain(3), (1, 2, 3, 4), 3),)
     for _ in range(COST_ROUNDS):
-        controller.timed(tree, 3.0, 50.0)
+        controller.timed(tree, 3.0, 50.0, 0.0)
     assert controller.costs.verify(4) == pytest.approx(50.0)
     controller.costs = FLAT
     assert controller.costs == FLAT
+
+
+def test_rounds_in_which_questions_are_asked_do_not_make_the_next_ones_cheaper():
+    """A level that is asked after each costs more: it then looks as if drafting cost nothing but its levels."""
+    controller = Planned(CostTable(FLAT.verify, FLAT.draft, drafting=2.0), 8, 16)
+    before = controller.questions
+    for number in range(COST_ROUNDS):
+        length = 1 + number % 4
+        controller.timed((ProposedTree(TreeShape.chain(length), (1,) * (length + 1), length),), 3.0 * length, 10.0, 0.0)
+    assert controller.costs.drafting < 1.0
+    assert (controller.questions, controller.levels) == (before, before.levels)
 
 
 def test_a_draft_that_is_always_right_stays_so_wherever_drafting_stops():

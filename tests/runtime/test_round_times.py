@@ -24,7 +24,7 @@ def test_a_round_that_came_often_costs_what_it_took_and_others_are_dearer_too():
     """By a share and by what each costs alike, half and half: which it is, rounds of one kind do not say."""
     times = RoundTimes(BASE)
     for _ in range(500):
-        times.add(drafted(3), 2 * (1.0 + 3 * 0.5), 15.0)
+        times.add(drafted(3), 2 * (1.0 + 3 * 0.5), 15.0, BASE.overhead)
     table = times.table()
     assert table.verify(4) == pytest.approx(15.0)
     assert table.verify(8) == pytest.approx(5.0 + 2 * 9.0, rel=0.01)
@@ -37,21 +37,33 @@ def test_rounds_of_two_kinds_tell_a_slower_machine_from_requests_that_ask_for_mo
     times = RoundTimes(BASE)
     for length in (1, 7):
         for _ in range(500):
-            times.add(drafted(length), begin + share * (1.0 + length * 0.5), begin + share * BASE.verify(length + 1))
+            times.add(
+                drafted(length),
+                begin + share * (1.0 + length * 0.5),
+                begin + share * BASE.verify(length + 1),
+                BASE.overhead,
+            )
     table = times.table()
     assert table.verify(4) == pytest.approx(begin + share * 5.0, rel=0.05)
     assert table.drafting + 3 * table.draft(1) == pytest.approx(begin + share * (1.0 + 3 * 0.5), rel=0.05)
 
 
+def test_what_the_host_does_besides_is_taken_from_rounds_too():
+    times = RoundTimes(BASE)
+    for number in range(40):
+        times.add(drafted(3), 1.0 + 3 * 0.5, 5.0, 0.7 if number % 4 else 30.0)
+    assert times.table().overhead == pytest.approx(0.7)
+
+
 def test_few_rounds_and_rounds_in_which_a_program_was_made_change_nothing():
     times = RoundTimes(BASE)
     for _ in range(LEAST - 1):
-        times.add(drafted(7), 100.0, 100.0)
+        times.add(drafted(7), 100.0, 100.0, BASE.overhead)
     assert times.table() == BASE
     for _ in range(30):
-        times.add(drafted(7), 1.0 + 7 * 0.5, 9.0)
+        times.add(drafted(7), 1.0 + 7 * 0.5, 9.0, BASE.overhead)
     for _ in range(10):
-        times.add(drafted(7), 500.0, 500.0)
+        times.add(drafted(7), 500.0, 500.0, BASE.overhead)
     assert times.table().verify(8) == pytest.approx(9.0)
     assert times.table().draft(1) == pytest.approx(0.5)
 
@@ -60,19 +72,19 @@ def test_costs_are_those_of_the_last_rounds_and_what_did_not_come_among_them_is_
     times = RoundTimes(BASE)
     for slow, length in ((3.0, 3), (1.5, 7)):
         for _ in range(LEAST):
-            times.add(drafted(length), slow * (1.0 + length * 0.5), slow * BASE.verify(length + 1))
+            times.add(drafted(length), slow * (1.0 + length * 0.5), slow * BASE.verify(length + 1), BASE.overhead)
         table = times.table()
     assert table.verify(8) == pytest.approx(13.5)
     assert table.verify(4) == pytest.approx(7.5, rel=0.1)
     assert table.drafting + 7 * table.draft(1) == pytest.approx(1.5 * 4.5, rel=0.1)
-    times.add(drafted(7), 1.0, 1.0)
+    times.add(drafted(7), 1.0, 1.0, BASE.overhead)
     assert times.table() == table
 
 
 def test_what_was_not_drafted_is_not_counted():
     times = RoundTimes(BASE)
     for _ in range(LEAST):
-        times.add(drafted(7, levels=3), 1.0 + 3 * 0.5, 10.0)
+        times.add(drafted(7, levels=3), 1.0 + 3 * 0.5, 10.0, BASE.overhead)
     assert times.table().verify(4) == pytest.approx(10.0)
     assert times.table().draft(1) == pytest.approx(0.5)
 
@@ -80,7 +92,7 @@ def test_what_was_not_drafted_is_not_counted():
 def test_native_rounds_say_nothing_of_drafting():
     times = RoundTimes(BASE)
     for _ in range(LEAST):
-        times.add(drafted(0), 0.0, 8.0)
+        times.add(drafted(0), 0.0, 8.0, BASE.overhead)
     assert times.table().verify(1) == pytest.approx(8.0)
     assert times.table().drafting == BASE.drafting
 
@@ -96,12 +108,12 @@ def test_what_is_thought_too_dear_costs_no_more_than_the_line_between_what_ran()
     times = RoundTimes(dear)
     for length, took in ((1, 1.2), (7, 2.4)):
         for _ in range(50):
-            times.add(drafted(length), 0.1 * length, took)
+            times.add(drafted(length), 0.1 * length, took, BASE.overhead)
     table = times.table()
     assert [table.verify(rows) for rows in (2, 5, 8)] == pytest.approx([1.2, 1.8, 2.4])
     stepped = CostTable(Curve(((1, 1.0), (2, 1.0), (7, 1.1), (8, 3.0))), Curve(((1, 0.1),)))
     times = RoundTimes(stepped)
     for length, took in ((1, 1.0), (7, 3.0)):
         for _ in range(50):
-            times.add(drafted(length), 0.1 * length, took)
+            times.add(drafted(length), 0.1 * length, took, BASE.overhead)
     assert times.table().verify(7) < 1.2
