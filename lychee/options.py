@@ -42,7 +42,7 @@ def add_lengths(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
     p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
     p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
-    p.add_argument("--tree", metavar="TREE", help='chain (the default), auto, or children by depth, as in "4,2,2"')
+    p.add_argument("--tree", metavar="TREE", help='auto (the default), chain, or children by depth, as in "4,2,2"')
     p.add_argument("--node-budget", type=int, metavar="N", help="most nodes of a tree (default 64, with auto 32)")
 
 

@@ -26,8 +26,8 @@ class SpeculativeConfig:
 
     max_draft_len: most tokens drafted in a round, 0 to 32 (default 16); 0 decodes natively. Of children by depth it is
         the depth.
-    adaptive (alias adaptive_max_draft_len): choose the length per request and round from its recent acceptance, the
-        default; otherwise it is fixed.
+    adaptive (alias adaptive_max_draft_len): of a chain, choose the length per request and round from its recent
+        acceptance, the default; otherwise it is fixed.
     num_speculative_tokens: a fixed length; the same as max_draft_len=k with adaptive=False.
     acceptance_threshold: a chain's adaptive length shrinks while the acceptance rate of recent rounds is below this
         (default 0.4).
@@ -36,9 +36,10 @@ class SpeculativeConfig:
     verify: `rejection` and `traversal` keep the distribution; `coupled` draws draft and target with the request's own
         noise, so a seed gives the tokens of native decoding; `auto` is coupled for a request with a seed, traversal for
         others. At temperature 0 all are greedy.
-    tree: `chain` drafts one token after another; children by depth, as in "4,2,2", draft that tree in every round; and
-        `auto` plans chains, trees or none, whichever emits most per millisecond by the measured costs of rounds and
-        each request's acceptance, and stops drafting where the rest would not pay.
+    tree: `auto`, the default, plans chains, trees or none, whichever emits most per millisecond by the measured costs
+        of rounds and each request's acceptance, and stops drafting where the rest would not pay. `chain` drafts one
+        token after another; it is the default where a length is fixed, or adaptive or acceptance_threshold is given.
+        Children by depth, as in "4,2,2", draft that tree in every round.
     node_budget: most nodes drafted in a round of a tree, 1 to 64 (default 64, with `auto` 32).
     """
 
@@ -48,7 +49,7 @@ class SpeculativeConfig:
     acceptance_threshold: float = NOT_GIVEN
     fallback_sampling: bool = True
     verify: Verify = "auto"
-    tree: str = "chain"
+    tree: str = NOT_GIVEN
     node_budget: int | None = None
     adaptive_max_draft_len: InitVar[bool | None] = None
 
@@ -58,6 +59,10 @@ class SpeculativeConfig:
             if self.adaptive not in (None, adaptive_max_draft_len):
                 raise refuse("adaptive", self.adaptive, "left out where its alias adaptive_max_draft_len is given")
             object.__setattr__(self, "adaptive", adaptive_max_draft_len)
+        if self.tree is None:
+            of_chains = self.num_speculative_tokens, self.adaptive, self.acceptance_threshold
+            is_chain = self.max_draft_len == 0 or any(given is not None for given in of_chains)
+            object.__setattr__(self, "tree", "chain" if is_chain else "auto")
         self._check_values()
         self._check_lengths()
         self._check_uses()

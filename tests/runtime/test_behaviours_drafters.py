@@ -43,15 +43,16 @@ def test_a_drafter_that_is_always_wrong_falls_back_to_native_speed(params, monke
     assert sum(seen[-100:]) < 1.1 * 100  # rows that the target ran, where native decoding runs one a token
 
 
+@pytest.mark.parametrize("tree", ["chain", "auto"])
 @pytest.mark.parametrize("params", [greedy, seeded])
-def test_an_unrelated_draft_model_changes_nothing(params):
-    llm = make_llm("far", config=SpeculativeConfig(max_draft_len=16))
+def test_an_unrelated_draft_model_changes_nothing(params, tree):
+    llm = make_llm("far", config=SpeculativeConfig(tree=tree))
     given = params(max_tokens=120)
     references = llm.generate(PROMPTS, given, native=True)
     outputs = llm.generate(PROMPTS, given)
     assert [shown(o.outputs[0]) for o in outputs] == [shown(o.outputs[0]) for o in references]
     totals = llm.metrics().totals()
-    assert totals["acceptance_rate"] < 0.2
+    assert (totals["acceptance_rate"] or 0.0) < 0.2
     assert llm.metrics().drafted < 0.8 * llm.metrics().emitted
 
 

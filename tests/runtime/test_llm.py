@@ -99,7 +99,7 @@ def test_a_model_whose_logits_are_not_finite_is_named(tmp_path, broken, role, te
     weights = load_file(path / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], broken)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    llm = LLM(path) if role == "target" else LLM(model_dir(), path)
+    llm = LLM(path) if role == "target" else LLM(model_dir(), path, {"tree": "chain"})
     with pytest.raises(ArithmeticError, match=f"the {role} model's logits are not finite"):
         llm.generate(PROMPT, SamplingParams(max_tokens=8, temperature=temperature, ignore_eos=True))
     assert llm.engine().idle

@@ -67,7 +67,7 @@ def test_a_stop_string_alone_is_one_stop():
         ("max_draft_len", -1), ("max_draft_len", 33), ("num_speculative_tokens", 33), ("acceptance_threshold", 1.5),
         ("adaptive", "yes"), ("adaptive", 1), ("adaptive_max_draft_len", "no"), ("fallback_sampling", None),
         ("verify", "always"), ("max_draft_len", True), ("num_speculative_tokens", False), ("node_budget", True),
-        ("tree", None), ("tree", ["4"]),
+        ("tree", 4), ("tree", ["4"]),
     ],
 )  # fmt: skip
 def test_a_speculative_value_that_is_not_allowed_is_refused_by_name(name, value):
@@ -162,10 +162,11 @@ def test_fields_that_agree_are_kept_and_survive_replace(given):
 
 
 def test_defaults_are_filled_in_where_they_are_used():
-    plain, tree = SpeculativeConfig(), SpeculativeConfig(tree="4,2")
+    plain, tree = SpeculativeConfig(tree="chain"), SpeculativeConfig(tree="4,2")
     assert (plain.max_draft_len, plain.adaptive, plain.acceptance_threshold) == (16, True, 0.4)
     assert (tree.max_draft_len, tree.adaptive, tree.acceptance_threshold) == (2, False, None)
-    planned = SpeculativeConfig(tree="auto")
+    planned = SpeculativeConfig()
+    assert planned == SpeculativeConfig(tree="auto")
     assert (planned.max_draft_len, planned.adaptive, planned.acceptance_threshold) == (16, True, None)
 
 

@@ -87,7 +87,13 @@ def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        ({}, Window),
+        ({}, Planned),
+        ({"max_draft_len": 8}, Planned),
+        ({"max_draft_len": 0}, Fixed),
+        ({"tree": "chain"}, Window),
+        ({"adaptive": True}, Window),
+        ({"acceptance_threshold": 0.5}, Window),
+        ({"num_speculative_tokens": 3}, Fixed),
         ({"tree": "auto"}, Planned),
         ({"tree": "3,2"}, Fixed),
         ({"tree": "auto", "max_draft_len": 0}, Fixed),
