@@ -1,0 +1,168 @@
+"""Measuring: native decoding first, then each draft's ladder beside it, then the best rung once more by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from ..models.size import num_parameters
+from ..runtime.alternate import AUTO, NATIVE, Sample, alternate, draft_share, fields_of, totals
+from ..runtime.checks import ParameterError
+from ..runtime.config import SpeculativeConfig
+from ..runtime.llm import LLM
+from ..runtime.memory_plan import MemoryPlan
+from ..runtime.requests import Prompt
+from ..runtime.sampling_params import SamplingParams
+from .found import Draft, Gain, Rung, Scenario, agreement, least_seconds
+
+CHAINS = ("4", "8", "16", "32")
+TREES = ("4,2,1,1", "2,2,1,1,1,1,1,1", ",".join(["2"] + ["1"] * 15), ",".join(["2"] + ["1"] * 31))  # as deep
+RUNGS = (*CHAINS, *TREES, "window", AUTO)
+FEW = 2  # groups on which all rungs are tried
+TOO_SLOW = 2.0  # times native decoding's time there: such a rung is not tried on the others
+LOOK_RUNS = 2  # the first lowers programs
+LOOK_COST, FULL_COST = 80, 10  # native passes that the look takes where nothing is accepted, and a run of what is left
+
+
+@dataclass(frozen=True)
+class Work:
+    """Groups of prompts that run together, and each prompt's parameters. longest: tokens of a text, prompt included."""
+
+    groups: tuple[tuple[Prompt, ...], ...]
+    params: tuple[tuple[SamplingParams, ...], ...]
+    longest: int
+    temperature: float
+
+    @property
+    def together(self) -> int:
+        return len(self.groups[0])
+
+    def first(self, number: int) -> Work:
+        """Of some groups, evenly spaced."""
+        kept = [i * len(self.groups) // number for i in range(number)]
+        groups, params = tuple(self.groups[i] for i in kept), tuple(self.params[i] for i in kept)
+        return replace(self, groups=groups, params=params)
+
+
+def natively(llm: LLM, groups: Seq[Seq[Prompt]], params: SamplingParams) -> tuple[Work, Scenario]:
+    """Work in which each prompt's text is as long as it is natively, and how that went. `llm` has no draft."""
+    llm.warm_up(params)
+    samples = alternate(llm, groups, params, (NATIVE,), 1, "native")
+    stats = [one for sample in samples for one in sample.requests]
+    own = tuple(
+        tuple(replace(params, max_tokens=max(1, one.emitted), min_tokens=0, ignore_eos=True) for one in sample.requests)
+        for sample in samples
+    )
+    longest = max(one.prompt_tokens + one.emitted for one in stats)
+    work = Work(tuple(map(tuple, groups)), own, longest, params.temperature)
+    plan = llm.memory_plan(native=True)
+    seconds = sum(sample.seconds for sample in samples)
+    first = sum(max(one.ttft_s or 0.0 for one in sample.requests) for sample in samples)
+    return work, Scenario(
+        device=str(llm.device),
+        together=work.together,
+        num_prompts=len(stats),
+        prompt_tokens=fmean(one.prompt_tokens for one in stats),
+        output_tokens=fmean(one.emitted for one in stats),
+        seconds=seconds,
+        prefill=first / seconds,
+        temperature=params.temperature,
+        mode=llm.mode(params),
+        parameters=num_parameters(llm.target.config),
+        memory=plan_bytes(plan, work, 1),
+        free=plan.free,
+    )
+
+
+def affordable(num_groups: int, native: float, runs: int, budget: float) -> int:
+    """How many groups a ladder can complete in `budget` seconds, where native decoding takes `native` for all."""
+    each = native / num_groups
+    left = budget / each - LOOK_COST * min(FEW, num_groups)
+    return max(1, min(num_groups, int(left / (FULL_COST * runs))))
+
+
+def climb(llm: LLM, work: Work, runs: int, name: str) -> Draft:
+    """The ladder of a pair whose controller is `auto`; every rung beside native decoding, in the same runs."""
+    params = work.params[0][0]
+    for native in (False, True):
+        llm.warm_up(params, native=native)
+    cost, memory, left_out = draft_share(llm), dict[str, int](), dict[str, str]()
+    for policy in RUNGS:
+        plan, nodes = _plan(llm, config_of(policy, llm.speculative_config.verify)), _nodes(policy)
+        if isinstance(plan, str) or (why := _refusal(plan, work, nodes)):
+            left_out[policy] = plan if isinstance(plan, str) else str(why)
+        else:
+            memory[policy] = plan_bytes(plan, work, nodes)
+    tried = list(memory)
+    look = work.first(min(FEW, len(work.groups)))
+    samples = _by(alternate(llm, look.groups, look.params, (NATIVE, *tried), LOOK_RUNS, f"{name}: all rungs", first=0))
+    slow = {p for p in tried if TOO_SLOW * Gain.of(samples[NATIVE], samples[p]).times < 1}
+    kept = [policy for policy in tried if policy not in slow]
+    more = _by(alternate(llm, work.groups, work.params, (NATIVE, *kept), runs, f"{name}: {len(kept)} rungs", first=0))
+    per_run = least_seconds(more[NATIVE])
+    rungs = []
+    for policy in tried:
+        own, native_ones = (samples, samples[NATIVE]) if policy in slow else (more, more[NATIVE])
+        gain, said = Gain.of(native_ones, own[policy]), totals(own[policy])
+        figures = said["mean_emitted_per_round"], said["wasted_fraction"]
+        rungs.append(Rung(policy, gain, per_run / gain.times, *figures, memory[policy], policy in slow))
+    chains = [s for policy in CHAINS for s in (more if policy in kept else samples).get(policy, [])]
+    assert llm.draft is not None
+    return Draft(
+        name,
+        num_parameters(llm.draft.config),
+        cost=cost,
+        agreement=agreement(chains),
+        native=per_run,
+        rungs=tuple(rungs),
+        left_out=left_out,
+    )
+
+
+def confirm(llm: LLM, work: Work, runs: int, name: str) -> Gain:
+    """Of a pair as `run` makes it, with its own controller, beside native decoding."""
+    for native in (False, True):
+        llm.warm_up(work.params[0][0], native=native)
+    samples = _by(alternate(llm, work.groups, work.params, (NATIVE, AUTO), runs, f"{name}: once more", first=0))
+    return Gain.of(samples[NATIVE], samples[AUTO])
+
+
+def config_of(policy: str, verify: str) -> SpeculativeConfig:
+    """The configuration with which `run` has this policy."""
+    return SpeculativeConfig.parse({**fields_of(policy), "verify": verify})
+
+
+def plan_bytes(plan: MemoryPlan, work: Work, nodes: int) -> int:
+    """Weights, activations at most, and the KV blocks of requests that run together."""
+    blocks = work.together * -(-(work.longest + nodes) // plan.block_size)
+    return sum(model.weights + model.arena + blocks * model.block for model in plan.models)
+
+
+def _plan(llm: LLM, config: SpeculativeConfig) -> MemoryPlan | str:
+    """Or why there is none."""
+    try:
+        return llm.memory_plan(config=config)
+    except ParameterError as error:
+        return str(error)
+
+
+def _nodes(policy: str) -> int:
+    """Most that a round drafts."""
+    shape = SpeculativeConfig.parse(fields_of(policy))
+    tree = shape.shape
+    return shape.max_draft_len if tree == "chain" else shape.budget if tree == "auto" else tree.num_nodes - 1
+
+
+def _refusal(plan: MemoryPlan, work: Work, nodes: int) -> str | None:
+    weights = sum(model.weights for model in plan.models)
+    if (more := plan_bytes(plan, work, nodes) - weights) <= plan.free:
+        return None
+    return f"{more / 2**20:,.0f} MiB beside the weights, and {plan.free / 2**20:,.0f} MiB are free"
+
+
+def _by(samples: Seq[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.policy, []).append(sample)
+    return found
