@@ -39,7 +39,7 @@ def load_pair(
     draft_quant: str | None,
 ) -> Pair:
     """Paths and names as LLM takes them; `dtype` None is the checkpoint's. Raises ParameterError or ModelError."""
-    path = _path("model", model)
+    path = model_path("model", model)
     target = opened("target_quant", path, dtype, target_quant)
     if target.config.output_vocab:
         raise ParameterError(f"model {path} is a draft that shares its target's embedding: give it as draft_model")
@@ -49,7 +49,7 @@ def load_pair(
         if draft_quant is not None:
             raise ParameterError(f"draft_quant is {draft_quant!r} without a draft_model")
         return Pair(path, tokenizer, Llama.of(target, device, dtype), None, vocab, _notes(target))
-    draft_path = _path("draft_model", draft_model)
+    draft_path = model_path("draft_model", draft_model)
     draft = opened("draft_quant", draft_path, dtype, draft_quant)
     check_fit(tokenizer, vocab, target, draft)
     loaded = Llama.of(target, device, dtype)
@@ -89,7 +89,8 @@ def check_fit(tokenizer: Tokenizer, vocab: int, target: OpenedModel, draft: Open
         raise ParameterError(f"draft_model has vocab_size {theirs.vocab_size}, must hold the target's {vocab} tokens")
 
 
-def _path(argument: str, given: object) -> Path:
+def model_path(argument: str, given: object) -> Path:
+    """Of a path or a name, as LLM takes it. Raises ParameterError or ModelError."""
     path = resolve_model(given) if isinstance(given, (str, Path)) else None
     if path is None or not is_model(path):
         known = ", ".join((*WHEELS, *DRAFTS, "OWNER/NAME"))

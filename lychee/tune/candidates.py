@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 
 from ..models.model_files import OpenedModel
-from ..models.names import resolve_model
 from ..models.size import num_parameters, weight_bytes
 from ..models.tokenizer_files import load_tokenizer
 from ..runtime.checks import ParameterError
-from ..runtime.load_pair import check_fit, opened
+from ..runtime.load_pair import check_fit, model_path, opened
 from ..runtime.memory_plan import free_memory
 from .found import Unfit
 
@@ -33,7 +32,7 @@ class Candidate:
         cls, given: str | None, packaged: Path, argument: str, dtype: torch.dtype | None, quant: str | None
     ) -> Candidate:
         """Raises ParameterError or ModelError where there is no such model, or its files are damaged."""
-        path = packaged if given is None else resolve_model(given)
+        path = packaged if given is None else model_path("model" if argument == "target" else "draft_model", given)
         model = opened(f"{argument}_quant", path, dtype, quant)
         return cls(given, path, model, weight_bytes(model, dtype or model.config.dtype))
 

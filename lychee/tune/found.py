@@ -34,7 +34,8 @@ class Gain:
 
         What else runs on a machine only adds to a time, so a group's is the least of its runs', for a token.
         """
-        ours, theirs = _by_group(own), _by_group(native)
+        tokens = {sample.group: sample.tokens for sample in native}
+        ours, theirs = _by_group(own, tokens), _by_group(native, tokens)
         draws = np.random.default_rng(0)
         groups = draws.integers(len(ours), size=(RESAMPLED, len(ours), 1))
         runs = draws.integers(ours.shape[1], size=(RESAMPLED, *ours.shape))
@@ -42,12 +43,12 @@ class Gain:
         return Gain(float(_ratio(theirs, ours)), float(low), float(high))
 
 
-def _by_group(samples: Seq[Sample]) -> Floats:
-    """Seconds of each group in each run [groups, runs], as for the tokens that its first run emitted."""
+def _by_group(samples: Seq[Sample], tokens: Mapping[int, int]) -> Floats:
+    """Seconds of each group in each run [groups, runs], as for so many `tokens` of the group."""
     found: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda sample: (sample.group, sample.run)):
         found.setdefault(sample.group, []).append(sample)
-    return np.array([[s.seconds * runs[0].tokens / s.tokens for s in runs] for runs in found.values()])
+    return np.array([[s.seconds * tokens[group] / s.tokens for s in runs] for group, runs in found.items()])
 
 
 def _ratio(native: Floats, own: Floats) -> Floats:
@@ -124,7 +125,7 @@ class Draft:
 
 def least_seconds(samples: Seq[Sample]) -> float:
     """Of all groups once, each in its fastest run."""
-    return float(_by_group(samples).min(-1).sum())
+    return float(_by_group(samples, {sample.group: sample.tokens for sample in samples}).min(-1).sum())
 
 
 def policy_name(policy: str) -> str:
