@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -140,7 +141,7 @@ def _natively(
             raise ParameterError(f"prompt {number}: {error}") from error
     size = args.batch_size
     filled = list(islice(cycle(prompts), -(-len(prompts) // size) * size))
-    return natively(llm, [filled[at : at + size] for at in range(0, len(filled), size)], params)
+    return natively(llm, [filled[at : at + size] for at in range(0, len(filled), size)], params, args.verify)
 
 
 def _measured(
@@ -149,7 +150,10 @@ def _measured(
     number = affordable(len(work.groups), scenario.seconds, args.runs, budget)
     some = work.first(number)
     if number < len(work.groups):
-        print(f"lychee tune: {number} of {len(work.groups)} batches of prompts, for --seconds {args.seconds:g}")
+        print(
+            f"lychee tune: {number} of {len(work.groups)} batches of prompts, for --seconds {args.seconds:g}",
+            file=sys.stderr,
+        )
     auto = config_of("auto", args.verify)
     try:
         draft = climb(_loaded(args, target, candidate, auto), some, args.runs, candidate.name)

@@ -9,7 +9,7 @@ from statistics import fmean
 from ..models.size import num_parameters
 from ..runtime.alternate import AUTO, NATIVE, Sample, alternate, draft_share, fields_of, totals
 from ..runtime.checks import ParameterError
-from ..runtime.config import SpeculativeConfig
+from ..runtime.config import SpeculativeConfig, Verify
 from ..runtime.llm import LLM
 from ..runtime.memory_plan import MemoryPlan
 from ..runtime.requests import Prompt
@@ -19,10 +19,10 @@ from .found import Draft, Gain, Rung, Scenario, agreement, least_seconds
 CHAINS = ("4", "8", "16", "32")
 TREES = ("4,2,1,1", "2,2,1,1,1,1,1,1", ",".join(["2"] + ["1"] * 15), ",".join(["2"] + ["1"] * 31))  # as deep
 RUNGS = (*CHAINS, *TREES, "window", AUTO)
-FEW = 2  # groups on which all rungs are tried
+FEW, LEAST = 2, 3  # groups on which all rungs are tried; and on which the better ones are, however long it takes
 TOO_SLOW = 2.0  # times native decoding's time there: such a rung is not tried on the others
 LOOK_RUNS = 2  # the first lowers programs
-LOOK_COST, FULL_COST = 80, 10  # native passes that the look takes where nothing is accepted, and a run of what is left
+LOOK_COST, FULL_COST = 50, 10  # native passes that the look takes where nothing is accepted, and a run of what is left
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,14 @@ class Work:
         return replace(self, groups=groups, params=params)
 
 
-def natively(llm: LLM, groups: Seq[Seq[Prompt]], params: SamplingParams) -> tuple[Work, Scenario]:
-    """Work in which each prompt's text is as long as it is natively, and how that went. `llm` has no draft."""
+def natively(llm: LLM, groups: Seq[Seq[Prompt]], params: SamplingParams, verify: Verify) -> tuple[Work, Scenario]:
+    """Work in which each prompt's text is as long as it is natively, and how that went. `llm` has no draft.
+
+    verify: how drafts will be accepted.
+    """
     llm.warm_up(params)
-    samples = alternate(llm, groups, params, (NATIVE,), 1, "native")
+    both = alternate(llm, groups, params, (NATIVE,), LOOK_RUNS, "native", first=0)
+    samples = [min(of_group, key=lambda sample: sample.seconds) for of_group in zip(*_runs(both), strict=True)]
     stats = [one for sample in samples for one in sample.requests]
     own = tuple(
         tuple(replace(params, max_tokens=max(1, one.emitted), min_tokens=0, ignore_eos=True) for one in sample.requests)
@@ -68,7 +72,7 @@ def natively(llm: LLM, groups: Seq[Seq[Prompt]], params: SamplingParams) -> tupl
         seconds=seconds,
         prefill=first / seconds,
         temperature=params.temperature,
-        mode=llm.mode(params),
+        mode=replace(llm.maker, verify=verify).mode(params),
         parameters=num_parameters(llm.target.config),
         memory=plan_bytes(plan, work, 1),
         free=plan.free,
@@ -79,42 +83,39 @@ def affordable(num_groups: int, native: float, runs: int, budget: float) -> int:
     """How many groups a ladder can complete in `budget` seconds, where native decoding takes `native` for all."""
     each = native / num_groups
     left = budget / each - LOOK_COST * min(FEW, num_groups)
-    return max(1, min(num_groups, int(left / (FULL_COST * runs))))
+    return min(num_groups, max(LEAST, int(left / (FULL_COST * runs))))
 
 
 def climb(llm: LLM, work: Work, runs: int, name: str) -> Draft:
     """The ladder of a pair whose controller is `auto`; every rung beside native decoding, in the same runs."""
-    params = work.params[0][0]
+    assert llm.draft is not None
     for native in (False, True):
-        llm.warm_up(params, native=native)
+        llm.warm_up(work.params[0][0], native=native)
     cost, memory, left_out = draft_share(llm), dict[str, int](), dict[str, str]()
     for policy in RUNGS:
-        plan, nodes = _plan(llm, config_of(policy, llm.speculative_config.verify)), _nodes(policy)
-        if isinstance(plan, str) or (why := _refusal(plan, work, nodes)):
-            left_out[policy] = plan if isinstance(plan, str) else str(why)
+        found = _memory(llm, policy, work)
+        if isinstance(found, int):
+            memory[policy] = found
         else:
-            memory[policy] = plan_bytes(plan, work, nodes)
-    tried = list(memory)
-    look = work.first(min(FEW, len(work.groups)))
-    samples = _by(alternate(llm, look.groups, look.params, (NATIVE, *tried), LOOK_RUNS, f"{name}: all rungs", first=0))
-    slow = {p for p in tried if TOO_SLOW * Gain.of(samples[NATIVE], samples[p]).times < 1}
-    kept = [policy for policy in tried if policy not in slow]
-    more = _by(alternate(llm, work.groups, work.params, (NATIVE, *kept), runs, f"{name}: {len(kept)} rungs", first=0))
-    per_run = least_seconds(more[NATIVE])
+            left_out[policy] = found
+    look, tried = work.first(min(FEW, len(work.groups))), (NATIVE, *memory)
+    first = _by(alternate(llm, look.groups, look.params, tried, LOOK_RUNS, f"{name}: all rungs", first=0))
+    kept = [policy for policy in tried if Gain.of(first[NATIVE], first[policy]).times * TOO_SLOW >= 1]
+    better = _by(alternate(llm, work.groups, work.params, kept, runs, f"{name}: {len(kept)} rungs", first=0))
+    seconds = least_seconds(better[NATIVE])
     rungs = []
-    for policy in tried:
-        own, native_ones = (samples, samples[NATIVE]) if policy in slow else (more, more[NATIVE])
-        gain, said = Gain.of(native_ones, own[policy]), totals(own[policy])
+    for policy, held in memory.items():
+        samples = better if policy in better else first
+        gain, said = Gain.of(samples[NATIVE], samples[policy]), totals(samples[policy])
         figures = said["mean_emitted_per_round"], said["wasted_fraction"]
-        rungs.append(Rung(policy, gain, per_run / gain.times, *figures, memory[policy], policy in slow))
-    chains = [s for policy in CHAINS for s in (more if policy in kept else samples).get(policy, [])]
-    assert llm.draft is not None
+        rungs.append(Rung(policy, gain, seconds / gain.times, *figures, held, policy not in better))
+    chains = [s for policy in CHAINS for s in (better.get(policy) or first.get(policy, []))]
     return Draft(
         name,
         num_parameters(llm.draft.config),
         cost=cost,
         agreement=agreement(chains),
-        native=per_run,
+        native=seconds,
         rungs=tuple(rungs),
         left_out=left_out,
     )
@@ -124,7 +125,7 @@ def confirm(llm: LLM, work: Work, runs: int, name: str) -> Gain:
     """Of a pair as `run` makes it, with its own controller, beside native decoding."""
     for native in (False, True):
         llm.warm_up(work.params[0][0], native=native)
-    samples = _by(alternate(llm, work.groups, work.params, (NATIVE, AUTO), runs, f"{name}: once more", first=0))
+    samples = _by(alternate(llm, work.groups, work.params, (NATIVE, AUTO), 2 * runs, f"{name}: once more", first=0))
     return Gain.of(samples[NATIVE], samples[AUTO])
 
 
@@ -139,26 +140,28 @@ def plan_bytes(plan: MemoryPlan, work: Work, nodes: int) -> int:
     return sum(model.weights + model.arena + blocks * model.block for model in plan.models)
 
 
-def _plan(llm: LLM, config: SpeculativeConfig) -> MemoryPlan | str:
-    """Or why there is none."""
+def _memory(llm: LLM, policy: str, work: Work) -> int | str:
+    """Bytes that a rung holds, or why it cannot have them."""
+    config = config_of(policy, llm.speculative_config.verify)
     try:
-        return llm.memory_plan(config=config)
+        plan = llm.memory_plan(config=config)
     except ParameterError as error:
         return str(error)
-
-
-def _nodes(policy: str) -> int:
-    """Most that a round drafts."""
-    shape = SpeculativeConfig.parse(fields_of(policy))
-    tree = shape.shape
-    return shape.max_draft_len if tree == "chain" else shape.budget if tree == "auto" else tree.num_nodes - 1
-
-
-def _refusal(plan: MemoryPlan, work: Work, nodes: int) -> str | None:
-    weights = sum(model.weights for model in plan.models)
-    if (more := plan_bytes(plan, work, nodes) - weights) <= plan.free:
-        return None
+    found = plan_bytes(plan, work, _nodes(config))
+    if (more := found - sum(model.weights for model in plan.models)) <= plan.free:
+        return found
     return f"{more / 2**20:,.0f} MiB beside the weights, and {plan.free / 2**20:,.0f} MiB are free"
+
+
+def _nodes(config: SpeculativeConfig) -> int:
+    """Most that a round drafts."""
+    shape = config.shape
+    return config.max_draft_len if shape == "chain" else config.budget if shape == "auto" else shape.num_nodes - 1
+
+
+def _runs(samples: Seq[Sample]) -> list[list[Sample]]:
+    """Of each run, its groups in their order."""
+    return [[sample for sample in samples if sample.run == run] for run in range(1 + max(s.run for s in samples))]
 
 
 def _by(samples: Seq[Sample]) -> dict[str, list[Sample]]:
