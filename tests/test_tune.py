@@ -28,7 +28,7 @@ def drafted(gain=2.0, low=None, share=0.1, agreement=0.7, confirmed=True, name="
     found = Gain(gain, gain - 0.02 if low is None else low, gain + 0.02)
     rung = Rung("4", found, 1.0, 3.0, 0.4, 110 * MIB)
     again = found if confirmed else None
-    return Draft(name, round(1000 * share), None, 0.1, agreement, 2.0, (rung,), {}, again, **more)
+    return Draft(name, round(1000 * share), None, 0.1, agreement, 8, 2.0, (rung,), {}, again, **more)
 
 
 def favours(verdict):

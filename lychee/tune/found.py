@@ -104,8 +104,8 @@ class Unfit:
 @dataclass(frozen=True)
 class Draft:
     """A draft model. cost: time of its pass over the target's. agreement: share of its tokens that the target kept,
-    of those that it came to. native: seconds of native decoding beside the rungs, for the same prompts. left_out: rungs
-    that do not fit in memory, and why. confirmed: the best rung's gain, measured again.
+    of those that it came to. prompts, native: how many the rungs had, and native decoding's seconds beside them.
+    left_out: rungs that do not fit in memory, and why. confirmed: the best rung's gain, measured again.
     """
 
     name: str
@@ -113,6 +113,7 @@ class Draft:
     unfit: Unfit | None = None
     cost: float | None = None
     agreement: float | None = None
+    prompts: int = 0
     native: float = 0.0
     rungs: tuple[Rung, ...] = ()
     left_out: Mapping[str, str] | None = None

@@ -115,6 +115,7 @@ def climb(llm: LLM, work: Work, runs: int, name: str) -> Draft:
         num_parameters(llm.draft.config),
         cost=cost,
         agreement=agreement(chains),
+        prompts=work.together * len(work.groups),
         native=seconds,
         rungs=tuple(rungs),
         left_out=left_out,

@@ -35,7 +35,14 @@ def show(scenario: Scenario, drafts: Seq[Draft], verdict: Verdict) -> None:
 
 def ladder(scenario: Scenario, draft: Draft) -> Table:
     """A row for native decoding and each rung; ~ marks what was too slow to be tried on all prompts."""
-    made = _table(draft.name, "end to end", "times native", "emitted per round", "wasted", "memory")
+    made = _table(
+        f"{draft.name}, {counted(draft.prompts, 'prompt')}",
+        "end to end",
+        "times native",
+        "emitted per round",
+        "wasted",
+        "memory",
+    )
     made.add_row(NATIVE, f"{draft.native:.2f} s", "1.00", "1.00", "-", _mib(scenario.memory))
     for rung in draft.rungs:
         made.add_row(
