@@ -21,8 +21,8 @@ TREES = ("4,2,1,1", "2,2,1,1,1,1,1,1", ",".join(["2"] + ["1"] * 15), ",".join(["
 RUNGS = (*CHAINS, *TREES, "window", AUTO)
 FEW, LEAST = 2, 3  # groups on which all rungs are tried; and on which the better ones are, however long it takes
 TOO_SLOW = 2.0  # times native decoding's time there: such a rung is not tried on the others
-LOOK_RUNS = 2  # the first lowers programs
-LOOK_COST, FULL_COST = 50, 10  # native passes that the look takes where nothing is accepted, and a run of what is left
+LOOK_RUNS, LOOK_TOKENS = 2, 48  # the first lowers programs
+LOOK_COST, FULL_COST = 30, 10  # native passes that the look takes where nothing is accepted, and a run of what is left
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,14 @@ class Work:
     def together(self) -> int:
         return len(self.groups[0])
 
-    def first(self, number: int) -> Work:
-        """Of some groups, evenly spaced."""
+    def first(self, number: int, tokens: int | None = None) -> Work:
+        """Of some groups, evenly spaced; texts have so many `tokens` at most."""
         kept = [i * len(self.groups) // number for i in range(number)]
-        groups, params = tuple(self.groups[i] for i in kept), tuple(self.params[i] for i in kept)
-        return replace(self, groups=groups, params=params)
+        params = (
+            tuple(replace(p, max_tokens=min(p.max_tokens, tokens or p.max_tokens)) for p in self.params[i])
+            for i in kept
+        )
+        return replace(self, groups=tuple(self.groups[i] for i in kept), params=tuple(params))
 
 
 def natively(llm: LLM, groups: Seq[Seq[Prompt]], params: SamplingParams, verify: Verify) -> tuple[Work, Scenario]:
@@ -98,7 +101,7 @@ def climb(llm: LLM, work: Work, runs: int, name: str) -> Draft:
             memory[policy] = found
         else:
             left_out[policy] = found
-    look, tried = work.first(min(FEW, len(work.groups))), (NATIVE, *memory)
+    look, tried = work.first(min(FEW, len(work.groups)), LOOK_TOKENS), (NATIVE, *memory)
     first = _by(alternate(llm, look.groups, look.params, tried, LOOK_RUNS, f"{name}: all rungs", first=0))
     kept = [policy for policy in tried if Gain.of(first[NATIVE], first[policy]).times * TOO_SLOW >= 1]
     better = _by(alternate(llm, work.groups, work.params, kept, runs, f"{name}: {len(kept)} rungs", first=0))
