@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from bench.alternate import AUTO, NATIVE, Sample, alternate, speeds, totals
 from bench.pair import add_pair, asked, load, read_prompts
 from lychee import ModelError, ParameterError, SamplingParams
+from lychee.runtime.alternate import AUTO, NATIVE, Sample, alternate, speeds, totals
 from lychee.runtime.config import SpeculativeConfig
 
 DRAWS = 2000  # of runs, for an interval

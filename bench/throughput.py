@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.alternate import AUTO, NATIVE, alternate, ratio, speeds, totals
 from bench.pair import add_pair, asked, load, read_prompts
 from lychee import LLM, ModelError, ParameterError, SamplingParams
+from lychee.runtime.alternate import AUTO, NATIVE, alternate, ratio, speeds, totals
 from lychee.runtime.config import SpeculativeConfig
 
 NAMES = ("native", "speculative")

@@ -14,6 +14,7 @@ from . import __version__
 COMMANDS = {
     "run": "run",
     "check": "check",
+    "tune": "tune",
     "inspect": "inspect_cli",
     "get": "get",
     "quantize": "quantize_cli",

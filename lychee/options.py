@@ -27,14 +27,18 @@ class Parser(argparse.ArgumentParser):
         raise ParameterError(message)
 
 
-def add_models(p: argparse.ArgumentParser, without_draft: str) -> None:
+def add_models(p: argparse.ArgumentParser, without_draft: str, several: bool = False) -> None:
+    """several: --draft-model may come more than once, and is a list."""
     p.add_argument(
         "model",
         nargs="?",
         help="a model directory, a GGUF file, or a name as for `lychee get`; without it, the packaged pair",
     )
     p.add_argument(
-        "--draft-model", metavar="MODEL", help=f"the draft, as the model, or smollm2-draft; without it {without_draft}"
+        "--draft-model",
+        metavar="MODEL",
+        action="append" if several else "store",
+        help=f"the draft, as the model, or smollm2-draft; without it {without_draft}{'; repeatable' * several}",
     )
 
 

@@ -48,6 +48,7 @@ from .runtime.sequence import Mode
 from .sampling_options import add_sampling, sampling_params
 from .terminal import Printer, print_comparison
 from .timeline import Timeline
+from .tuned import add_tuned, parsed
 
 T = TypeVar("T")
 SPECULATION_FLAGS = ("draft_model", *SPECULATION, "speculative_config")
@@ -69,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add_sampling(p)
     add_lengths(p)
     add_speculative_config(p)
+    add_tuned(p)
     p.add_argument("--native", action="store_true", help="decode without the draft model")
     p.add_argument(
         "--compare", action="store_true", help="native against speculative, alternated; implies --ignore-eos"
@@ -88,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Seq[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
-    return exit_code("lychee run", lambda: _main(parser().parse_args(argv)))
+    return exit_code("lychee run", lambda: _main(parsed(parser(), argv)))
 
 
 def _main(args: argparse.Namespace) -> int:

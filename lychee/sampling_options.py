@@ -54,7 +54,7 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
         raise ParameterError("--include-stop-str-in-output needs a --stop")
     return SamplingParams(
         **{**defaults, **given},
-        ignore_eos=args.ignore_eos or args.compare,
+        ignore_eos=args.ignore_eos or getattr(args, "compare", False),
         include_stop_str_in_output=args.include_stop_str_in_output,
         logit_bias=dict(map(_bias, args.logit_bias or ())),
     )

@@ -5,22 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bench import alternate, policies
-from lychee.runtime.controller import Fixed, Window
-from lychee.runtime.tree import TreeShape
-
-AUTO = Fixed(TreeShape.chain(9))  # stands for the engine's own
-
-
-@pytest.mark.parametrize(("name", "shape"), [("3", TreeShape.chain(3)), ("2,1", TreeShape.widths((2, 1)))])
-def test_a_policy_is_a_length_or_a_tree(name, shape):
-    assert alternate.controller_of(name, AUTO) == Fixed(shape)
-
-
-def test_a_policy_has_a_name():
-    assert alternate.controller_of("native", AUTO) is None
-    assert alternate.controller_of("auto", AUTO) is AUTO
-    assert isinstance(alternate.controller_of("window", AUTO), Window)
+from bench import policies
 
 
 def test_a_prompt_that_was_slow_in_one_run_does_not_count():
@@ -29,12 +14,6 @@ def test_a_prompt_that_was_slow_in_one_run_does_not_count():
     median, low, high = policies.faster(ours, theirs)
     assert median == 1.0
     assert low < 1.0 < high
-
-
-def test_the_ratio_is_of_the_same_run():
-    median, low, high = alternate.ratio([10.0, 100.0, 1000.0], [5.0, 50.0, 500.0])
-    assert (median, low, high) == (2.0, 2.0, 2.0)
-    assert alternate.ratio([1.0, 2.0, 9.0], [1.0, 1.0, 1.0])[1:] == (1.0, 9.0)
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["4", "--runs", "0"], ["4", "--prompt-file", "/no/such/file"]])

@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from bench.alternate import Sample, speeds
 from bench.studies import sweeps
 from bench.studies.__main__ import STUDIES, main
-from lychee.runtime.metrics import RequestStats
 from tests.factory import make_model_dir
 
 SMALL = ["--runs", "1", "--prompts", "2", "--max-tokens", "6"]
@@ -51,14 +49,6 @@ def test_speed_over_native_is_of_the_same_point(pair, tmp_path):
         assert by["4"]["over native"][0] == pytest.approx(by["4"]["tokens/s"] / by["native"]["tokens/s"])
         assert by["native"]["acceptance"] is None
         assert 0 <= by["4"]["acceptance"] <= 1
-
-
-def test_speeds_are_sums_of_tokens_over_sums_of_time_by_run():
-    def sample(run, seconds, *tokens):
-        stats = tuple(RequestStats(emitted=n) for n in tokens)
-        return Sample("4", run, 0, seconds, (), stats)
-
-    assert speeds([sample(0, 1.0, 10), sample(1, 2.0, 10, 10), sample(0, 3.0, 30)]) == [10.0, 10.0]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bench.alternate import AUTO, NATIVE, alternate, ratio, speeds, totals
 from bench.pair import load
 from lychee import LLM
+from lychee.runtime.alternate import AUTO, NATIVE, alternate, draft_share, ratio, speeds, totals
 from lychee.runtime.config import SpeculativeConfig
 
 from .study import Lines, Study
@@ -52,7 +51,7 @@ def theory(llm: LLM, args: argparse.Namespace) -> Study:
     native = speeds(s for s in samples if s.policy == NATIVE)
     longest = totals(s for s in samples if s.policy == str(LENGTHS[-1]))["acceptance_by_depth"]
     reached = np.array(longest)
-    cost = draft_cost(llm, alone, args)
+    cost = draft_share(llm)
     rows: list[dict[str, Any]] = []
     for k in LENGTHS:
         found = [s for s in samples if s.policy == str(k)]
@@ -75,19 +74,6 @@ def theory(llm: LLM, args: argparse.Namespace) -> Study:
     }
     note = f"c, a draft pass as a multiple of a target pass of one row, is {cost:.3f}"
     return Study("Theory", rows, Lines("draft length", "speed over native decoding", lines, 1.0), [note])
-
-
-def draft_cost(llm: LLM, prompts: Sequence[Sequence[Any]], args: argparse.Namespace) -> float:
-    """Seconds of a draft pass over those of a native round, from the metrics of chains of 4."""
-    params = sampling(args)
-    llm.reset_metrics()
-    alternate(llm, prompts, params, ("4",), 1)
-    drafted = llm.metrics()
-    llm.reset_metrics(native=True)
-    alternate(llm, prompts, params, (NATIVE,), 1)
-    native = llm.metrics(native=True)
-    draft = drafted.draft_s / (4 * max(1, drafted.rounds - drafted.rounds_native))
-    return draft / (native.verify_s / max(1, native.rounds))
 
 
 def memory(llm: LLM, args: argparse.Namespace) -> Study:
@@ -131,7 +117,7 @@ def draft_size(llm: LLM, args: argparse.Namespace) -> Study:
             {
                 "draft": str(draft).rstrip("/").rsplit("/", 1)[-1],
                 "weights / target's": own / target,
-                "c": draft_cost(pair, alone, args),
+                "c": draft_share(pair),
                 "acceptance": totals(by["4"])["acceptance_rate"],
                 "chain of 4 over native": ratio(speeds(by["4"]), native),
                 "auto over native": ratio(speeds(by[AUTO]), native),

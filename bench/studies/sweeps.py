@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.alternate import AUTO, NATIVE, Sample, alternate, ratio, speeds, totals
 from bench.pair import asked, read_prompts
 from lychee import LLM, ParameterError, SamplingParams, demo
+from lychee.runtime.alternate import AUTO, NATIVE, Sample, alternate, ratio, speeds, totals
 
 from .study import Lines, Study
 

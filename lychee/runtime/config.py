@@ -59,20 +59,23 @@ class SpeculativeConfig:
             if self.adaptive not in (None, adaptive_max_draft_len):
                 raise refuse("adaptive", self.adaptive, "left out where its alias adaptive_max_draft_len is given")
             object.__setattr__(self, "adaptive", adaptive_max_draft_len)
-        if self.tree is None:
-            of_chains = self.num_speculative_tokens, self.adaptive, self.acceptance_threshold
-            is_chain = self.max_draft_len == 0 or any(given is not None for given in of_chains)
-            object.__setattr__(self, "tree", "chain" if is_chain else "auto")
+        of_chains = self.num_speculative_tokens, self.adaptive, self.acceptance_threshold
+        is_chain = self.max_draft_len == 0 or any(given is not None for given in of_chains)
+        self._fill(("tree", "chain" if is_chain else "auto"))
         self._check_values()
         self._check_lengths()
         self._check_uses()
         shape = self.shape
-        for name, default in (
+        self._fill(
             ("max_draft_len", shape.depth if isinstance(shape, TreeShape) else self.num_speculative_tokens),
             ("max_draft_len", 16),
             ("adaptive", self._fixed_by is None),
             ("acceptance_threshold", 0.4 if self._threshold_unused_as is None else None),
-        ):
+        )
+
+    def _fill(self, *defaults: tuple[str, Any]) -> None:
+        """Give fields that are not given these values; of a field named twice, the first that is not None."""
+        for name, default in defaults:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
 

@@ -79,7 +79,7 @@ class LLM:
         own = inspect.signature(LLM).parameters.keys() - {"sizes"}
         check_names("LLM", sizes, own | inspect.signature(EngineConfig).parameters.keys())
         self.sizes = EngineConfig(**sizes)
-        self.device = _device(device)
+        self.device = device_of(device)
         if dtype not in ("auto", *DTYPES):
             raise refuse("dtype", dtype, "auto, " + ", ".join(DTYPES))
         kind = DTYPES.get(dtype) or (torch.float32 if self.device.type == "cpu" else None)
@@ -224,9 +224,10 @@ class LLM:
         widths = [width for width in planned.buckets.widths if width <= MAX_CHILDREN]
         return measured(engine, planned.max_depth, widths, request, room)
 
-    def memory_plan(self, native: bool = False) -> MemoryPlan:
-        """What an engine that is made now will own. Raises ParameterError where no pool fits."""
-        return self._engine_maker.memory_plan(native)
+    def memory_plan(self, native: bool = False, config: SpeculativeConfig | None = None) -> MemoryPlan:
+        """What an engine that is made now, with `config`, will own. Raises ParameterError where no pool fits."""
+        maker = self._engine_maker if config is None else replace(self._engine_maker, config=config)
+        return maker.memory_plan(native)
 
     def mode(self, params: SamplingParams) -> Mode:
         """How proposals for such a request are accepted."""
@@ -333,7 +334,8 @@ def _prompts(given: Any) -> list[Prompt]:
     return [many] if many and isinstance(many[0], Integral) else many
 
 
-def _device(given: str | torch.device | None) -> torch.device:
+def device_of(given: str | torch.device | None) -> torch.device:
+    """What LLM takes for `device`. Raises ParameterError."""
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = str(given)

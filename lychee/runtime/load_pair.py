@@ -39,8 +39,8 @@ def load_pair(
     draft_quant: str | None,
 ) -> Pair:
     """Paths and names as LLM takes them; `dtype` None is the checkpoint's. Raises ParameterError or ModelError."""
-    path = _path("model", model)
-    target = _opened("target_quant", path, dtype, target_quant)
+    path = model_path("model", model)
+    target = opened("target_quant", path, dtype, target_quant)
     if target.config.output_vocab:
         raise ParameterError(f"model {path} is a draft that shares its target's embedding: give it as draft_model")
     tokenizer = load_tokenizer(path)
@@ -49,9 +49,9 @@ def load_pair(
         if draft_quant is not None:
             raise ParameterError(f"draft_quant is {draft_quant!r} without a draft_model")
         return Pair(path, tokenizer, Llama.of(target, device, dtype), None, vocab, _notes(target))
-    draft_path = _path("draft_model", draft_model)
-    draft = _opened("draft_quant", draft_path, dtype, draft_quant)
-    _check_fit(tokenizer, vocab, target, draft)
+    draft_path = model_path("draft_model", draft_model)
+    draft = opened("draft_quant", draft_path, dtype, draft_quant)
+    check_fit(tokenizer, vocab, target, draft)
     loaded = Llama.of(target, device, dtype)
     return Pair(path, tokenizer, loaded, Llama.of(draft, device, dtype, target=loaded), vocab, _notes(target, draft))
 
@@ -60,7 +60,8 @@ def _notes(*opened: OpenedModel) -> tuple[str, ...]:
     return tuple(model.note for model in opened if model.note)
 
 
-def _opened(argument: str, path: Path, dtype: torch.dtype | None, quant: str | None) -> OpenedModel:
+def opened(argument: str, path: Path, dtype: torch.dtype | None, quant: str | None) -> OpenedModel:
+    """`open_model`. Raises ParameterError too: `argument` has a `quant` that there is not."""
     if quant not in (None, FLOATS):
         try:
             QuantFormat.parse(str(quant))
@@ -69,7 +70,7 @@ def _opened(argument: str, path: Path, dtype: torch.dtype | None, quant: str | N
     return open_model(path, dtype, quant)
 
 
-def _check_fit(tokenizer: Tokenizer, vocab: int, target: OpenedModel, draft: OpenedModel) -> None:
+def check_fit(tokenizer: Tokenizer, vocab: int, target: OpenedModel, draft: OpenedModel) -> None:
     """A draft must have the target's tokens; one that shares its embedding must have its sizes."""
     ours, theirs = target.config, draft.config
     if theirs.output_vocab:
@@ -88,7 +89,8 @@ def _check_fit(tokenizer: Tokenizer, vocab: int, target: OpenedModel, draft: Ope
         raise ParameterError(f"draft_model has vocab_size {theirs.vocab_size}, must hold the target's {vocab} tokens")
 
 
-def _path(argument: str, given: object) -> Path:
+def model_path(argument: str, given: object) -> Path:
+    """Of a path or a name, as LLM takes it. Raises ParameterError or ModelError."""
     path = resolve_model(given) if isinstance(given, (str, Path)) else None
     if path is None or not is_model(path):
         known = ", ".join((*WHEELS, *DRAFTS, "OWNER/NAME"))

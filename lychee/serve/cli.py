@@ -26,6 +26,7 @@ from lychee.options import (
 )
 from lychee.runtime.checks import ParameterError, check_float, check_int
 from lychee.runtime.llm import LLM
+from lychee.tuned import add_tuned, parsed
 
 from .async_engine import QueueLimits
 from .config import Margins, RateLimits, ServiceConfig
@@ -105,12 +106,13 @@ def parser() -> argparse.ArgumentParser:
     add_prefix_cache(p)
     add_lengths(p)
     add_speculative_config(p)
+    add_tuned(p)
     add_loading(p)
     return p
 
 
 def main(argv: Seq[str] | None = None) -> int:
-    return exit_code("lychee serve", lambda: _main(parser().parse_args(argv)))
+    return exit_code("lychee serve", lambda: _main(parsed(parser(), argv)))
 
 
 def _main(args: argparse.Namespace) -> int:
@@ -175,6 +177,8 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 
 def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
     draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
+    if args.native:  # as --tuned says
+        draft = None
     if draft is None:
         for name in (*SPECULATION, "speculation_share", "goodput_margin", "error_margin"):
             if getattr(args, name) is not None:

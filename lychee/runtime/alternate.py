@@ -6,22 +6,26 @@ A machine that is slow for a while is then slow for all of them, and what is com
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
-from lychee import LLM, ParameterError, SamplingParams
-from lychee.runtime.controller import Controller, Fixed, Window
-from lychee.runtime.metrics import Metrics, RequestStats
-from lychee.runtime.tree import TreeShape, parse_tree
+from .config import SpeculativeConfig
+from .controller import Controller, make_controller
+from .llm import LLM
+from .metrics import Metrics, RequestStats
+from .planned import Planned
+from .sampling_params import SamplingParams
 
-MAX_LENGTH, THRESHOLD = 32, 0.4  # of a chain given by its length; of the window
-WINDOW = 16
+Sampling = SamplingParams | Sequence[SamplingParams]
+"""For all prompts of a group, or for each."""
+
+WINDOW = 16  # most tokens that `window` drafts
 NATIVE, AUTO, ADAPTIVE = "native", "auto", "window"
 
 
@@ -41,24 +45,21 @@ class Sample:
         return sum(stats.emitted for stats in self.requests)
 
 
-def controller_of(policy: str, auto: Controller) -> Controller | None:
-    """`native` gives None, which decodes natively; `auto`, `window`, a chain's length, a tree's children by depth.
+def fields_of(policy: str) -> dict[str, Any]:
+    """Of SpeculativeConfig: `auto`, `window`, a chain's length, or a tree's children by depth."""
+    if policy == ADAPTIVE:
+        return {"tree": "chain", "max_draft_len": WINDOW}
+    return {"num_speculative_tokens": int(policy)} if policy.isdecimal() else {"tree": policy}
 
-    Raises ParameterError.
-    """
+
+def controller_of(policy: str, auto: Controller) -> Controller | None:
+    """`native` gives None, which decodes natively, and `auto` the engine's own. Raises ParameterError."""
     if policy == NATIVE:
         return None
-    if policy in (AUTO, ADAPTIVE):
-        return auto if policy == AUTO else Window(WINDOW, THRESHOLD)
-    if policy.isdecimal() and int(policy) <= MAX_LENGTH:
-        return Fixed(TreeShape.chain(int(policy)))
-    shape = parse_tree(policy, 64, MAX_LENGTH)
-    if not isinstance(shape, TreeShape):
-        raise ParameterError(f"policy is {policy!r}, must be native, auto, window, a length or a tree's children")
-    return Fixed(shape)
+    return auto if policy == AUTO else make_controller(SpeculativeConfig(**fields_of(policy)))
 
 
-def complete(llm: LLM, prompts: Sequence[Any], params: SamplingParams, native: bool) -> tuple[float, list[float], Any]:
+def complete(llm: LLM, prompts: Sequence[Any], params: Sampling, native: bool) -> tuple[float, list[float], Any]:
     """Seconds, the gaps between chunks of a request, and the requests' statistics."""
     last: dict[int, float] = {}
     gaps: list[float] = []
@@ -76,30 +77,41 @@ def complete(llm: LLM, prompts: Sequence[Any], params: SamplingParams, native: b
 def alternate(
     llm: LLM,
     groups: Sequence[Sequence[Any]],
-    params: SamplingParams,
+    params: SamplingParams | Sequence[Sequence[SamplingParams]],
     policies: Sequence[str],
     runs: int,
     label: str = "measuring",
+    first: int = -1,
 ) -> list[Sample]:
-    """Samples of `runs` runs, policies in random order within each group; one run before them is not counted.
+    """Samples of `runs` runs, policies in random order within each group; runs are numbered, and below 0 do not count.
 
-    In it `auto` learns and programs are lowered. The engine's controller is `auto`'s, and is so again afterwards.
+    In such a one `auto` learns and programs are lowered. The engine's controller is `auto`'s, and is so again
+    afterwards. params: for all prompts, or for each prompt of each group.
     """
     engine = llm.engine()
     auto = engine.controller
     controllers = {policy: controller_of(policy, auto) for policy in policies}
     order, draws, found = list(policies), random.Random(0), []
-    for run in track(range(-1, runs), label, transient=True, disable=not sys.stderr.isatty()):
-        for number, group in enumerate(groups):
-            draws.shuffle(order)
-            for policy in order:
-                controller = controllers[policy]
-                engine.controller = controller or auto
-                seconds, gaps, stats = complete(llm, group, params, controller is None)
-                if run >= 0:
-                    found.append(Sample(policy, run, number, seconds, tuple(gaps), stats))
+    turns = [(run, number) for run in range(first, runs) for number in range(len(groups))]
+    console = Console(stderr=True)
+    for run, number in track(turns, label, console=console, transient=True, disable=not console.is_terminal):
+        draws.shuffle(order)
+        group = groups[number]
+        sampling = params if isinstance(params, SamplingParams) else params[number]
+        for policy in order:
+            controller = controllers[policy]
+            engine.controller = controller or auto
+            seconds, gaps, stats = complete(llm, group, sampling, controller is None)
+            if run >= 0:
+                found.append(Sample(policy, run, number, seconds, tuple(gaps), stats))
     engine.controller = auto
     return found
+
+
+def draft_share(llm: LLM) -> float | None:
+    """Time of a pass of the draft over that of the target, one row each; None where nothing is planned by costs."""
+    controller = llm.engine().controller
+    return controller.costs.draft(1) / controller.costs.verify(1) if isinstance(controller, Planned) else None
 
 
 def speeds(samples: Iterable[Sample]) -> list[float]:
@@ -124,4 +136,5 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
     """The median over runs of one speed as a multiple of another, and the ends of its bootstrap interval of 95 %."""
     ratios, draws = np.divide(ours, theirs), np.random.default_rng(0)
     medians = np.median(draws.choice(ratios, (2000, len(ratios))), 1)
-    return float(np.median(ratios)), *map(float, np.quantile(medians, [0.025, 0.975]))
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)

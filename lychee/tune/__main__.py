@@ -1,0 +1,7 @@
+"""`python -m lychee.tune`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())
