@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lychee.models.chat import ChatTemplate
+from lychee.nouns import counted
 
 from .checks import ParameterError, check_bool, check_names, refuse
 from .config import EngineConfig, SpeculativeConfig
@@ -284,7 +285,9 @@ class LLM:
         if not isinstance(params, Seq) or not all(isinstance(p, SamplingParams) for p in params):
             raise refuse("sampling_params", params, "SamplingParams, or a list of them")
         if len(params) != len(many):
-            raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
+            raise ParameterError(
+                f"sampling_params has {counted(len(params), 'element')} for {counted(len(many), 'prompt')}"
+            )
         requests = []
         for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
             try:
@@ -292,7 +295,7 @@ class LLM:
             except ParameterError as error:
                 if len(many) == 1:
                     raise
-                raise ParameterError(f"prompt {number}: {error}") from error
+                raise type(error)(f"prompt {number}: {error}") from error
             self._next_id += len(seqs)
             self._warn_of_length(seqs[0])
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION
