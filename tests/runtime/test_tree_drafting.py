@@ -90,7 +90,7 @@ def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens
         ({}, Window),
         ({"tree": "auto"}, Planned),
         ({"tree": "3,2"}, Fixed),
-        ({"tree": "auto", "max_draft_len": 0}, Fixed),
+        ({"max_draft_len": 0}, Fixed),
     ],
 )
 def test_the_option_chooses_the_controller(given, kind):
