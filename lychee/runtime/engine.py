@@ -76,6 +76,10 @@ class Engine:
             seq.finish_reason = "abort"
             self._end(seq)
 
+    def abort_all(self) -> None:
+        for seq in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(seq)
+
     @property
     def idle(self) -> bool:
         return self.scheduler.idle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections import deque
@@ -12,7 +13,7 @@ from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,6 +51,8 @@ class LLM:
     format (`int8`, `int8-g32`, `int4`, `int4-g64-sym`, ...; see QuantFormat) quantises them as they are read.
     kv_cache_dtype: `auto` is the model's dtype, `int8` a scale per position and head. The other keywords are
     EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
+
+    As a context manager it is closed at the end of the block; see `close`.
     """
 
     def __init__(
@@ -110,6 +113,38 @@ class LLM:
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
         self._warned_of_length = False
+
+    def close(self) -> None:
+        """Give back KV, compiled passes and weights, as far as nothing else refers to them.
+
+        Requests that go on end, with the finish_reason `abort`. Closing again does nothing; any other use raises
+        RuntimeError.
+        """
+        with self._lock:
+            if "_engines" not in vars(self):
+                return
+            for native in self._engines:
+                self._engines[native].abort_all()
+            on_cuda, lock = self.device.type == "cuda", self._lock
+            vars(self).clear()
+            self._lock = lock  # streams that are open ask for it
+        gc.collect()  # an engine's parts refer to each other
+        if on_cuda:
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What is asked for is not there: nothing is, once this is closed."""
+            if vars(self).keys() == {"_lock"}:
+                raise RuntimeError("this LLM is closed, so it cannot be used; make another")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,
@@ -252,22 +287,23 @@ class LLM:
         added: list[Sequence] = []
         try:
             with self._lock:
+                inboxes = self._inboxes
                 for seq in seqs:
                     engine.add(seq)
                     added.append(seq)
-                    self._inboxes[seq.request_id] = mine
+                    inboxes[seq.request_id] = mine
             while mine or not all(seq.finished for seq in seqs):
                 while mine:
                     yield mine.popleft()
                 with self._lock:
                     if not mine and not all(seq.finished for seq in seqs):
                         for chunk in engine.step():
-                            self._inboxes[chunk.request_id].append(chunk)
+                            inboxes[chunk.request_id].append(chunk)
         finally:
             with self._lock:
                 for seq in added:
                     engine.abort(seq)
-                    self._inboxes.pop(seq.request_id, None)
+                    inboxes.pop(seq.request_id, None)
 
     def _requests(
         self,
