@@ -8,7 +8,6 @@ acceptance rate next to a large share says little. `by depth` is the share accep
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
+from lychee.nouns import counted
 
 
 def repeated_share(token_ids: Sequence[int], n: int = 4) -> float:
@@ -41,7 +42,7 @@ def measure(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", type=Path, default=demo.TARGET)
     parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
     parser.add_argument("--prompt-file", type=Path, help="prompts, one a line (default: the packaged ones, by kind)")
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         llm = LLM(args.model, args.draft_model, {"num_speculative_tokens": args.length})
     except (ModelError, ParameterError) as error:
         parser.error(str(error))
-    table = Table(title=f"{args.length} tokens drafted per round", box=None)
+    table = Table(title=f"{counted(args.length, 'token')} drafted per round", box=None)
     for heading in ("kind", "temperature", "acceptance", "emitted per round", "repeated", "by depth"):
         table.add_column(heading, justify="right")
     results = {}

@@ -27,8 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from bench.parser import Parser
 from lychee.compiler.static_check import parse_choice
 from lychee.kernels.kernel import kernel
+from lychee.nouns import counted
 
 from . import cpu_compile
 from .cpu_cases import (
@@ -191,7 +193,7 @@ def cases(args: argparse.Namespace, pool: Tensor, reader: Reader) -> Iterator[Ca
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     cache = last_level_cache()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--section", type=parse_choice("--section", SECTIONS), default=list(SECTIONS))
     parser.add_argument("--model", type=parse_choice("--model", list(models())), default=list(models()))
     parser.add_argument("--rows", type=counts, default=[1, 2, 4, 8, 16], help="numbers of rows (default 1,2,4,8,16)")
@@ -221,7 +223,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     pool = make_pool(args.pool << 20)
     reader, bandwidth = fastest_reader(pool, args.budget)
-    console.print(f"torch {torch.__version__}, {args.threads} threads, torch reads {bandwidth / 1e9:.1f} GB/s")
+    console.print(
+        f"torch {torch.__version__}, {counted(args.threads, 'thread')}, torch reads {bandwidth / 1e9:.1f} GB/s"
+    )
     timings = [timed(case, args.budget) for case in cases(args, pool, reader)]
     record: dict[str, Any] = {"torch": torch.__version__, "threads": args.threads, "read_bytes_per_s": bandwidth}
     record |= {"timings": [asdict(timing) for timing in timings], "geometric_means": geometric_means(timings)}

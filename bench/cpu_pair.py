@@ -8,7 +8,6 @@ goes first in every repeat.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
 from lychee.kernels import OPS
 
@@ -59,7 +59,7 @@ def ways(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", type=Path, default=demo.TARGET)
     parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
     parser.add_argument("--prompts", type=int, default=6, help="how many, of every kind in turn (default 6)")

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.dialled_drafter import DialledDrafter, Native, landed, rank_rates
+from bench.parser import Parser
 from bench.random_model import FORMATS, SHAPES, config_of, random_model
 from bench.rows import counts
 from lychee.models.kv_cache import KVCache
@@ -206,7 +207,7 @@ def _rates(text: str) -> list[float]:
 
 def main(argv: Seq[str] | None = None) -> None:
     on_cuda = torch.cuda.is_available()
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     names = f"one of {', '.join(SHAPES)}, or a config.json"
     p.add_argument("--target", default="llama-2-7b" if on_cuda else "tiny", help=f"{names} (default %(default)s)")
     p.add_argument(

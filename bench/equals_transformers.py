@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.models.chat import ChatError
 from lychee.models.model_files import FLOATS
@@ -109,7 +110,7 @@ def compare(args: argparse.Namespace) -> Iterator[Found]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help=f"up to {len(PROMPTS)}")
     parser.add_argument("--max-tokens", type=int, default=100)

@@ -9,7 +9,6 @@ what a launch costs the host. Exit code 1 where a check fails. `--small`: little
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bench.ops import measure_peak, time_op
+from bench.parser import Parser
 from bench.random_model import SHAPES
 from lychee.kernels import OPS, Op, rms_norm
 from lychee.kernels.aot import DTYPES
@@ -152,7 +152,7 @@ def _wait(device: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("check", choices=CHECKS)
     p.add_argument("--small", action="store_true")
     p.add_argument("--json", type=Path, metavar="FILE")

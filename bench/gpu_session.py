@@ -8,7 +8,6 @@ no GPU. CUDA runs op by op here: there is no graph capture yet.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import torch
 import triton
+
+from bench.parser import Parser
 
 SECONDS = 480
 
@@ -92,7 +93,7 @@ def _count(file: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--out", type=Path, default=Path("build/gpu-session"), metavar="DIR")
     p.add_argument("--dry-run", action="store_true")
     p.add_argument("--seconds", type=float, default=SECONDS, help="for all steps together (default %(default)s)")

@@ -9,7 +9,6 @@ most: milliseconds of a pass over the chunk and then one over a token of each st
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.pair import add_pair, load
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.models.layout import Rows
 from lychee.runtime.config import SpeculativeConfig
@@ -123,7 +123,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_pair(parser)
     parser.add_argument("--native", action="store_true", help="without the draft")
     parser.add_argument("--streams", type=int, default=8)

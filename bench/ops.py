@@ -7,7 +7,6 @@ what CPU dispatch runs, and inputs that fit the cache may beat a floor that coun
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee.compiler.cost import Peaks, measure_peaks
 from lychee.compiler.static_check import parse_choice, parse_sizes
 from lychee.kernels import OPS, Op
@@ -119,7 +119,7 @@ def show(peak: Peaks, timings: Sequence[Timing]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ops", description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--op", type=parse_choice("--op", list(OPS)), default=list(OPS))
     parser.add_argument("--dtype", type=parse_choice("--dtype", list(DTYPES)))
     parser.add_argument("--size", type=parse_sizes, default={}, help="AXIS=NUMBER,... in place of the typical sizes")

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from bench.parser import Parser
 from bench.peer_sides import Setup, Side, all_sides, compare, measure, show
 from bench.peer_sides.client import Client, MissingError, SideError
 from bench.peer_sides.inputs import encoded, processor
@@ -30,13 +31,14 @@ from lychee.models.chat import ChatError
 from lychee.models.files import ModelError
 from lychee.models.model_files import gguf_path
 from lychee.models.names import resolve_model
+from lychee.nouns import counted
 
 PROMPTS = Path(__file__).with_name("peer_prompts.json")
 REPEATS = 5
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--model", required=True, help="a GGUF file, or a name as for `lychee run`")
     p.add_argument("--draft-model", metavar="MODEL", help="without it there are no speculative lychee sides")
     p.add_argument("--draft-quant", metavar="FORMAT")
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Any]:
         ms = measure.pass_ms(clients, args.rows, args.context, REPEATS)
         found = compare.summaries(sides, clients, samples, prompts)
         about = {name: client.about for name, client in clients.items()}
-    title = f"{model.name}, {args.max_tokens} tokens, {args.threads} threads, {processor()}"
+    title = f"{model.name}, {counted(args.max_tokens, 'token')}, {counted(args.threads, 'thread')}, {processor()}"
     console = Console(width=None if sys.stdout.isatty() else 130)
     show.print_all(
         console, title, found, ms, args.context, [*notes, *(f"{name}: {text}" for name, text in about.items())]

@@ -11,7 +11,6 @@ run, in which `auto` learns and programs are lowered, does not count.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.pair import add_pair, asked, load, read_prompts
+from bench.parser import Parser
 from lychee import ModelError, ParameterError, SamplingParams
 from lychee.runtime.alternate import AUTO, NATIVE, Sample, alternate, speeds, totals
 from lychee.runtime.config import SpeculativeConfig
@@ -52,7 +52,7 @@ def faster(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[floa
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"default: {' '.join(POLICIES)}")
     add_pair(parser)
     parser.add_argument("--prompts", type=int, metavar="N", help="only the first N prompts")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from lychee import waiting  # before torch
-
-# isort: split
-
-import argparse
 import sys
 from collections.abc import Sequence
 from statistics import median
@@ -14,13 +9,12 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
-
-assert waiting
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--model", default=demo.TARGET)
     parser.add_argument("--draft-model", help="default: the packaged pair's; none with another --model")
     parser.add_argument("--target-quant", metavar="FORMAT")

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from bench.acceptance import measure
 from bench.pair import asked, read_prompts
+from bench.parser import Parser
 from bench.perplexity import Windows, losses, perplexity
 from lychee import LLM, ModelError, ParameterError, SamplingParams, demo
 from lychee.models.llama import Llama
@@ -29,6 +30,7 @@ from lychee.models.model_files import FLOATS, open_model
 from lychee.models.names import resolve_model
 from lychee.models.quant_format import QuantFormat
 from lychee.models.tokenizer_files import load_tokenizer
+from lychee.nouns import counted
 
 TEXT = Path(__file__).with_name("quality_text.txt")
 OWN = "file"
@@ -69,7 +71,7 @@ def acceptances(args: argparse.Namespace, prompts: Sequence[str]) -> Iterator[tu
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", help="default: the packaged pair")
     parser.add_argument("--draft-model", help="without it, no acceptance is measured of a --model")
     parser.add_argument("--text", type=Path, default=TEXT, metavar="FILE")
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def show_perplexity(console: Console, args: argparse.Namespace, windows: Windows) -> list[dict[str, Any]]:
-    title = f"{len(windows.tokens)} windows of {args.window} tokens, {windows.num_predicted} predicted"
+    title = f"{counted(len(windows.tokens), 'window')} of {args.window} tokens, {windows.num_predicted} predicted"
     table = Table("weights", "KV cache", "perplexity", "over floats", title=title, box=None)
     rows: list[dict[str, Any]] = []
     for name, cache, result in perplexities(args, windows):
@@ -138,7 +140,7 @@ def show_perplexity(console: Console, args: argparse.Namespace, windows: Windows
 
 def show_acceptance(console: Console, args: argparse.Namespace, prompts: Sequence[str]) -> list[dict[str, Any]]:
     headings = ("target", "draft", "temperature", "acceptance", "over floats", "emitted per round", "repeated")
-    table = Table(*headings, title=f"4 tokens drafted per round, {len(prompts)} prompts", box=None)
+    table = Table(*headings, title=f"4 tokens drafted per round, {counted(len(prompts), 'prompt')}", box=None)
     rows: list[dict[str, Any]] = []
     for target, draft, temperature, result in acceptances(args, prompts):
         rate = result["acceptance_rate"]

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.parser import Parser
 from lychee import demo
 from lychee.models.compiled import CompiledLlama
 from lychee.models.files import ModelError
@@ -64,7 +65,7 @@ def counts(text: str) -> list[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", type=Path, default=demo.TARGET)
     parser.add_argument("--draft-model", type=Path, default=demo.DRAFT)
     parser.add_argument("--context", type=int, default=128, help="cached tokens (default 128)")

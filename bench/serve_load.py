@@ -8,7 +8,6 @@ open, no block in use, and the server's memory where it was.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -25,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.parser import Parser
 from lychee import LLM, SamplingParams, demo
+from lychee.nouns import counted
 
 MOST_GROWN_MIB = 32
 MODEL, MAX_TOKENS = "lychee-demo", 48
@@ -249,7 +250,7 @@ def sound(found: dict[str, Any]) -> list[str]:
     """What is wrong with a run."""
     wrong = [*found["wrong"]]
     if found["tracebacks"]:
-        wrong.append(f"{found['tracebacks']} requests have a traceback in the log")
+        wrong.append(f"{counted(found['tracebacks'], 'request')} with a traceback in the log")
     if bad := {end: n for end, n in found["ends_under_sigterm"].items() if end in ("cut", "wrong text")}:
         wrong.append(f"under SIGTERM: {bad}")
     if found["exit_code"] != 0:
@@ -265,13 +266,13 @@ def grown(memory: Seq[float]) -> float:
     return float(np.polyfit(range(len(second)), second, 1)[0]) * (len(second) - 1)
 
 
-def main() -> int:
-    p = argparse.ArgumentParser(prog="bench.serve_load", description=__doc__.splitlines()[0])
+def main(argv: Seq[str] | None = None) -> int:
+    p = Parser(__doc__)
     p.add_argument("--clients", type=int, default=200)
     p.add_argument("--seconds", type=float, default=180)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("options", nargs="*", help="options of lychee serve, after --")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     found = run(args.clients, args.seconds, seed=args.seed, options=args.options)
     print(json.dumps({**found, "wrong": found["wrong"][:20]}, indent=1))
     wrong = sound(found)

@@ -12,7 +12,6 @@ NEARLY of the best; `changes` is how often in 100 rounds another shape is drafte
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Shown
 
+from bench.parser import Parser
 from bench.simulated import (
     MAX_DEPTH,
     NODE_BUDGET,
@@ -149,7 +149,7 @@ def texts(seed: int) -> dict[str, Text]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

@@ -9,7 +9,6 @@ bootstrap interval of 95 %. A first run, in which programs are lowered, does not
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.pair import add_pair, asked, load, read_prompts
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.runtime.alternate import AUTO, NATIVE, alternate, ratio, speeds, totals
 from lychee.runtime.config import SpeculativeConfig
@@ -38,7 +38,7 @@ def measure(llm: LLM, prompts: Sequence[Any], params: SamplingParams, runs: int)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_pair(parser)
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32], metavar="N", help="at once (default 8 32)")
     parser.add_argument("--tree", default="auto", help="what is drafted (default auto)")

@@ -36,6 +36,7 @@ from bench.draft.net import Draft, agreement
 from bench.draft.rows import Limits
 from bench.draft.target import end_ids, load_target, own_parameters, read_config
 from bench.draft.train import Counts, Plan, collate, table, train, workers
+from bench.parser import Parser
 from lychee.models.chat import ChatTemplate
 from lychee.models.tokenizer_files import load_tokenizer
 
@@ -44,7 +45,7 @@ STAGES = ("prompts", "generate", "train", "measure")
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--target", type=Path, required=True, help="Hugging Face directory of a Llama with tied embedding")
     add("--out", type=Path, required=True, help="folder of the draft")

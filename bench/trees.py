@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.pair import add_pair, asked, load, read_prompts
+from bench.parser import Parser
 from lychee import LLM, ModelError, ParameterError, SamplingParams
 from lychee.runtime.config import SpeculativeConfig
 
@@ -65,7 +66,7 @@ def cells(args: argparse.Namespace) -> list[tuple[str, str, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_pair(parser)
     parser.add_argument("--trees", nargs="+", default=["1,1,1,1", "2,1,1,1", "2,2,1,1", "4,2,1,1"])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.5, 0.7, 1.0])

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.parser import Parser
+
 ROOT = Path(__file__).parent.parent
 VERSIONS = "3.6.0,3.7.1,3.8.0,3.9.0"
 TESTS = ["tests/backends", "tests/kernels"]
@@ -91,7 +93,7 @@ def outcome(version: str, arguments: argparse.Namespace) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per release as it is done; 1 when a test failed or none ran."""
-    parser = argparse.ArgumentParser(prog="python -m bench.triton_versions", description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--versions", default=VERSIONS, type=lambda text: text.split(","))
     parser.add_argument("--full", action="store_true", help="install everything anew, not Triton alone")
     parser.add_argument("--find-links", help="directory with Triton's wheels, besides the index")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from . import __version__
+from . import __version__, interrupts
 
 COMMANDS = {
     "run": "run",
@@ -39,15 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _module(command: str) -> ModuleType:
-    """Import takes a second or more; an interrupt meanwhile ends the process at once and quietly."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # and not ignored, as in the background
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
+    with interrupts.while_importing(f"lychee {command}"):
         return import_module(f"lychee.{COMMANDS[command]}")
-    finally:
-        if before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from .report import Run, counted
+from .nouns import counted
+from .report import Run
 from .runtime.checks import ParameterError
 from .runtime.llm import LLM
 from .runtime.sampling_params import SamplingParams

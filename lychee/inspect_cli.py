@@ -16,20 +16,24 @@ from . import demo, waiting  # noqa: F401  # waiting acts when it is imported, b
 from .inspect_pass import Effort, Line, Pass, inspect_pass
 from .models.llama import Llama
 from .models.names import resolve_model
+from .nouns import counted
 from .options import Parser, add_loading, add_models, check_writable, exit_code, load
 from .runtime.checks import ParameterError
 from .runtime.llm import LLM
 from .runtime.memory_plan import MemoryPlan
 
 SECONDS = 5.0  # of timing, with --measure
+ROWS, CONTEXT = 1, 128
+OF_A_PASS = ("rows", "context", "measure", "summary", "json")
+"""Options that have no use with --memory."""
 
 
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee inspect", description=__doc__, allow_abbrev=False)
     add_models(p, without_draft="there is only the model's pass")
     p.add_argument("--draft", action="store_true", help="the draft's pass instead of the model's")
-    p.add_argument("--rows", type=int, default=1, metavar="N", help="rows of the pass, a chain of nodes (default 1)")
-    p.add_argument("--context", type=int, default=128, metavar="N", help="tokens cached before them (default 128)")
+    p.add_argument("--rows", type=int, metavar="N", help=f"rows of the pass, a chain of nodes (default {ROWS})")
+    p.add_argument("--context", type=int, metavar="N", help=f"tokens cached before them (default {CONTEXT})")
     p.add_argument(
         "--measure", action="store_true", help="time every call, and say what share of its time the floor is"
     )
@@ -47,27 +51,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
-    check_writable("--json", args.json)
+    _check(args)
     llm = _loaded(args)
     if args.memory:
         show_plan(llm.memory_plan())
         return 0
     model, name = _model(args, llm)
     longest = model.config.max_positions
-    if args.rows < 1 or args.context < 0 or args.rows + args.context > longest:
+    rows, context = ROWS if args.rows is None else args.rows, CONTEXT if args.context is None else args.context
+    if rows < 1 or context < 0 or rows + context > longest:
         raise ParameterError(
-            f"--rows is {args.rows} and --context {args.context}, must be at least 1 and 0, together at most {longest}"
+            f"--rows is {rows} and --context {context}, must be at least 1 and 0, together at most {longest}"
         )
     kv_dtype = torch.int8 if args.kv_cache_dtype == "int8" else model.weights.dtype
-    found = inspect_pass(model, args.rows, args.context, kv_dtype, Effort(SECONDS if args.measure else 0.0))
+    found = inspect_pass(model, rows, context, kv_dtype, Effort(SECONDS if args.measure else 0.0))
     if not args.summary:
         print(found.header)
         print(*(f"{line.text}   # {_said(line)}" for line in found.lines), sep="\n", end="\n\n")
-    show(found, f"{name}: {args.rows} {'row' if args.rows == 1 else 'rows'} after {args.context} tokens")
+    show(found, f"{name}: {counted(rows, 'row')} after {counted(context, 'token')}")
     if args.json:
-        record = {"model": name, "rows": args.rows, "context": args.context, **asdict(found)}
+        record = {"model": name, "rows": rows, "context": context, **asdict(found)}
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that would be ignored."""
+    for name in OF_A_PASS if args.memory else ():
+        given = getattr(args, name)
+        if given is not None and given is not False:
+            raise ParameterError(f"--{name} has no use with --memory, which is not of a pass")
+    if args.draft_model and not args.draft:
+        raise ParameterError("--draft-model has no use without --draft")
+    if args.draft_quant and not args.draft:
+        raise ParameterError("--draft-quant has no use without --draft")
+    if args.target_quant and args.draft and not args.memory:
+        raise ParameterError("--target-quant has no use with --draft, whose pass is the draft's")
+    check_writable("--json", args.json)
 
 
 def _loaded(args: argparse.Namespace) -> LLM:
@@ -75,8 +95,6 @@ def _loaded(args: argparse.Namespace) -> LLM:
     packaged = args.model is None
     if args.draft and not packaged and not args.draft_model:
         raise ParameterError("--draft needs a --draft-model")
-    if args.draft_model and not args.draft:
-        raise ParameterError("--draft-model has no use without --draft")
     target = demo.TARGET if packaged else resolve_model(args.model)
     draft = None
     if args.draft:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from . import interrupts
 from .models.chat import ChatError
 from .models.files import ModelError
 from .runtime.checks import ParameterError
@@ -148,4 +149,4 @@ def exit_code(command: str, body: Callable[[], int]) -> int:
         print(f"{command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return interrupts.say(command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from .models.files import ModelError
 from .models.model_files import gguf_path
 from .models.names import resolve_model
 from .models.quant_format import QuantFormat, format_of
 from .models.save_quantized import Written, save_quantized
-from .options import Parser
+from .options import Parser, exit_code
 from .runtime.checks import ParameterError
 
 FORMATS = """formats:
@@ -50,13 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return _main(parser().parse_args(argv))
-    except (ParameterError, ModelError, OSError) as error:
-        print(f"lychee quantize: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("lychee quantize", lambda: _main(parser().parse_args(argv)))
 
 
 def _main(args: argparse.Namespace) -> int:
@@ -102,7 +94,3 @@ def _by_kind(written: Sequence[Written]) -> Iterator[tuple[str, list[Written]]]:
 def _sizes(written: Sequence[Written]) -> tuple[str, str]:
     before, after = (sum(getattr(w, f"bytes_{when}") for w in written) for when in ("before", "after"))
     return f"{before / 2**20:.1f} MiB", f"{after / 2**20:.1f} MiB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -57,11 +57,6 @@ class Run:
         return any(output.lossy for output in self.outputs)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 prompt`, `2 prompts`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def report(runs: Seq[Run], identical: bool | None) -> dict[str, Any]:
     """The JSON report: the runs made, and native end-to-end time over speculative where both were."""
     by_name = {run.name: run for run in runs}

@@ -22,6 +22,9 @@ NUMBERS: Mapping[str, tuple[type, str]] = {
     "frequency_penalty": (float, "taken as often as the token is in the text (default 0)"),
 }
 
+FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Fields that change nothing at temperature 0, and what they are off at."""
+
 
 def add_sampling(p: argparse.ArgumentParser) -> None:
     """An option for each field of SamplingParams but `n` and `logprobs`, which have no place in a text."""
@@ -52,12 +55,16 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
     given = {name: getattr(args, name) for name in (*NUMBERS, *lists) if getattr(args, name) is not None}
     if args.include_stop_str_in_output and not args.stop:
         raise ParameterError("--include-stop-str-in-output needs a --stop")
-    return SamplingParams(
+    params = SamplingParams(
         **{**defaults, **given},
         ignore_eos=args.ignore_eos or getattr(args, "compare", False),
         include_stop_str_in_output=args.include_stop_str_in_output,
         logit_bias=dict(map(_bias, args.logit_bias or ())),
     )
+    for name, off in FILTERS.items():
+        if params.greedy and given.get(name, off) != off:
+            raise ParameterError(f"{_option(name)} has no use at --temperature {params.temperature:g}, which is greedy")
+    return params
 
 
 def _option(name: str) -> str:

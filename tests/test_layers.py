@@ -1,4 +1,4 @@
-"""Imports point down: kernels <- compiler <- models <- runtime <- the command line and the service."""
+"""Imports point down: nouns <- kernels <- compiler <- models <- runtime <- the command line and the service."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import lychee
 
 PACKAGE = Path(lychee.__file__).parent
-LAYERS = ["kernels", "compiler", "models", "runtime"]
+LAYERS = ["nouns", "kernels", "compiler", "models", "runtime"]
 TOP = len(LAYERS)
 MAY_USE_BACKENDS = ("lychee.backends", "lychee.kernels.kernel")
 

@@ -58,14 +58,21 @@ class Side:
     rows: str | None = None
     drafts: bool = False
 
+    @property
+    def is_lychee(self) -> bool:
+        return self.make == LYCHEE
+
+
+LYCHEE = "bench.peer_sides.lychee_side:LycheeSide"
+
 
 def _lychee(form: str, quant: str | None) -> list[Side]:
-    make, options = "bench.peer_sides.lychee_side:LycheeSide", {"target_quant": quant}
+    options = {"target_quant": quant}
     drafts = {**options, "speculative": True}
     rows = "lychee draft" if form == "fp32" else None
     return [
-        Side(f"lychee-{form}", make, {**options, "speculative": False}, rows=f"lychee {form}"),
-        Side(f"lychee-{form}-speculative", make, drafts, plain=f"lychee-{form}", rows=rows, drafts=True),
+        Side(f"lychee-{form}", LYCHEE, {**options, "speculative": False}, rows=f"lychee {form}"),
+        Side(f"lychee-{form}-speculative", LYCHEE, drafts, plain=f"lychee-{form}", rows=rows, drafts=True),
     ]
 
 

@@ -13,9 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lychee import waiting
+
 from . import Generated, Setup, Side
 
 ROOT = Path(__file__).parents[2]
+LIBRARYS_SPINS = "300000"
+"""libgomp's own GOMP_SPINCOUNT. Other programs than lychee do not set it, and are measured as they are used."""
 
 
 class MissingError(Exception):
@@ -39,7 +43,7 @@ class Client:
             stderr=self._errors,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(setup.threads)},
+            env={**os.environ, **_waits(side), "OMP_NUM_THREADS": str(setup.threads)},
         )
         try:
             started = self._exchange({"make": side.make, "setup": asdict(setup)})
@@ -107,3 +111,8 @@ class Client:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def _waits(side: Side) -> dict[str, str]:
+    """How the side's idle threads wait, unless the user says so for all of them."""
+    return {} if side.is_lychee or waiting.GIVEN else {waiting.NAME: LIBRARYS_SPINS}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from lychee import waiting  # before torch
-
-# isort: split
-
+import os
 import time
 
 import torch
@@ -38,7 +35,7 @@ class LycheeSide:
         )
         self.llm.warm_up(self._params(4), native=self.native)
         notes = "".join(f"; {note}" for note in self.llm.notes)
-        spins = f"GOMP_SPINCOUNT {waiting.os.environ['GOMP_SPINCOUNT']}"
+        spins = f"GOMP_SPINCOUNT {os.environ['GOMP_SPINCOUNT']}"
         self.about = f"lychee {lychee.__version__}, torch {torch.__version__}, {spins}{notes}"
         self._passes: dict[tuple[int, int], Pass] = {}
 

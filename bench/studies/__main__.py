@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.pair import add_pair, load
+from bench.parser import Parser
 from lychee import ModelError, ParameterError
 from lychee.runtime.config import SpeculativeConfig
 
@@ -42,11 +43,7 @@ STUDIES: dict[str, Run] = {
 
 def parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<12} {(run.__doc__ or '').splitlines()[0]}" for name, run in STUDIES.items()]
-    made = argparse.ArgumentParser(
-        prog="python -m bench.studies",
-        description=(__doc__ or "") + "\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = Parser((__doc__ or "") + "\n" + "\n".join(lines))
     made.add_argument("study", choices=STUDIES, metavar="NAME")
     add_pair(made)
     made.add_argument(

@@ -1,6 +1,13 @@
 """`lychee check`: prove on a pair of models that speculation is lossless, and that the proofs would see it if not."""
 
-from .. import waiting  # noqa: F401  # acts when it is imported, before torch
-from .cli import main
+from __future__ import annotations
 
-__all__ = ["main"]
+from collections.abc import Sequence
+
+from .. import interrupts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    with interrupts.while_importing("lychee check"):
+        from .cli import main as check
+    return check(argv)

@@ -2,6 +2,6 @@
 
 import sys
 
-from . import main
+from lychee.__main__ import main
 
-sys.exit(main())
+sys.exit(main(["check", *sys.argv[1:]]))

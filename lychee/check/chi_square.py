@@ -23,6 +23,10 @@ class ChiSquare:
     def __add__(self, other: ChiSquare) -> ChiSquare:
         return ChiSquare(self.statistic + other.statistic, self.freedom + other.freedom)
 
+    def of_more(self, times: float) -> ChiSquare:
+        """About what so many times the draws would give, what is more than chance growing with them."""
+        return ChiSquare(self.freedom + times * max(0.0, self.statistic - self.freedom), self.freedom)
+
     @property
     def p_value(self) -> float:
         """Probability of a statistic as large under the law: Q(freedom / 2, statistic / 2), the incomplete gamma."""

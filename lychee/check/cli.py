@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
-from .. import demo
+from .. import demo, waiting  # noqa: F401  # waiting acts when it is imported, before torch
 from ..options import (
     Parser,
     add_lengths,
@@ -34,7 +34,7 @@ from .report import advice, as_json, details, summary, table
 from .samples import PER_REQUEST
 from .subject import Subject
 
-LEAST_SAMPLES, MOST_SAMPLES, NODES = 24, 128, 1536
+LEAST_SAMPLES, MOST_SAMPLES, NODES = 16, 64, 768
 """Without --samples as many are drawn as have NODES nodes in one round together, between these."""
 PACKAGED = 4  # prompts of each kind of the packaged ones: so few that two slow cores take under two minutes
 ABOUT = """Prove on a pair of models that speculation is lossless: greedy and seeded runs have native decoding's tokens,
@@ -81,6 +81,10 @@ def _main(args: argparse.Namespace) -> int:
     packaged = args.model is None
     if not packaged and args.draft_model is None:
         raise ParameterError("no --draft-model: there is no speculation to check")
+    config = speculative_config(args)
+    if config.max_draft_len == 0:
+        name = "num_speculative_tokens" if config.num_speculative_tokens == 0 else "max_draft_len"
+        raise refuse(name, 0, "at least 1: where nothing is drafted there is no speculation to check")
     texts = _texts(args)
     if args.samples is not None:
         check_int("--samples", args.samples, 1)
@@ -102,7 +106,6 @@ def _main(args: argparse.Namespace) -> int:
         raise refuse("--temperature", args.temperature, "at least 1e-5; greedy decoding is always checked too")
     target = demo.TARGET if packaged else args.model
     draft = args.draft_model or demo.DRAFT
-    config = speculative_config(args)
     room = {name: getattr(args, name) for name in ("max_model_len", "num_blocks") if getattr(args, name) is not None}
     llm = load("lychee check", args, target, draft, config, {"max_num_seqs": PER_REQUEST, **room})
     subject = Subject(llm)
@@ -121,7 +124,7 @@ def _main(args: argparse.Namespace) -> int:
         print(line)
     print(summary(results, not config.fallback_sampling, seconds))
     if results.lossless:
-        for line in advice(plan, results, most - 1):
+        for line in advice(plan, results):
             print(line)
     return 0 if results.lossless and results.powerful else 1
 

@@ -50,8 +50,12 @@ class Evidence:
     @property
     def p_value(self) -> float:
         """Of all tests together: the smallest, times their number (Bonferroni)."""
+        return self.p_value_of_more(1)
+
+    def p_value_of_more(self, times: float) -> float:
+        """About what it would be with so many times the samples."""
         tests = self.tests.values()
-        return min(1.0, len(tests) * min(test.p_value for test in tests))
+        return min(1.0, len(tests) * min((test if times == 1 else test.of_more(times)).p_value for test in tests))
 
 
 def evidence(target: Reader, draft: Reader, seq: Sequence, samples: Seq[Sample]) -> Evidence:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..report import counted
+from ..nouns import counted
 from ..runtime.sampling_params import SamplingParams
 from .chi_square import ChiSquare
 from .proofs import NUM_SEEDS, Plan, Results, Tried
@@ -16,6 +16,7 @@ from .sampled import SIGNIFICANCE, Sampled
 from .samples import LENGTH
 from .tokens import Difference, Equality
 
+DOUBLINGS = (2, 4, 8, 16)  # of samples, that are advised
 SHOWN = 5  # differences of a proof that are listed
 LEAST_TOKENS = 3  # the prefill's token, one that may be drafted, and one after it: fewer, and no round drafts
 
@@ -53,15 +54,16 @@ def described(params: SamplingParams) -> str:
 
 def _equality(found: Equality, what: str) -> str:
     if not found.differences:
-        return f"{what}: the {found.num_tokens} tokens of native decoding"
+        return f"{what}: the {counted(found.num_tokens, 'token')} of native decoding"
     ties = sum(difference.near_tie for difference in found.differences)
     near = f", {ties} of them at near ties" if ties else ""
-    return f"{what}: {len(found.differences)} texts differ from native decoding's{near}"
+    return f"{what}: {counted(len(found.differences), 'text')} with other tokens than native decoding's{near}"
 
 
 def _sampled(found: Sampled, sampling: str) -> str:
+    samples, prompts = counted(found.num_samples, "sample"), counted(found.num_prompts, "prompt")
     return (
-        f"{found.num_samples} samples of {LENGTH} tokens after {counted(found.num_prompts, 'prompt')}, {sampling}: "
+        f"{samples} of {LENGTH} tokens after {prompts}, {sampling}: "
         f"against native decoding's exact probabilities: p = {found.p_value:.2g}, fails below {SIGNIFICANCE:g}"
     )
 
@@ -69,7 +71,7 @@ def _sampled(found: Sampled, sampling: str) -> str:
 def _tried(tried: Tried) -> str:
     what, found = f"{tried.control.what}: {tried.proof}", tried.found
     if isinstance(found, Sampled):
-        return f"{what} has p = {found.p_value:.2g} after {found.num_samples} samples"
+        return f"{what} has p = {found.p_value:.2g} after {counted(found.num_samples, 'sample')}"
     if not found.differences:
         return f"{what} finds no difference"
     first = found.differences[0]
@@ -82,7 +84,7 @@ def details(results: Results, named: Callable[[int], str]) -> Iterator[str]:
         for difference in found.differences[:SHOWN]:
             yield f"{name}: {_difference(difference, named)}"
         if len(found.differences) > SHOWN:
-            yield f"{name}: {len(found.differences) - SHOWN} more differences"
+            yield f"{name}: {counted(len(found.differences) - SHOWN, 'more difference')}"
     if not results.sampled.passed:
         for name, test in results.sampled.evidence.tests.items():
             yield f"sampled: {name.replace('_', ' ')}: {_chi_square(test)}"
@@ -104,11 +106,8 @@ def _chi_square(found: ChiSquare) -> str:
     return f"chi-square {found.statistic:.0f} at {found.freedom} degrees of freedom, p = {found.p_value:.2g}"
 
 
-def advice(plan: Plan, results: Results, num_drafted: int) -> Iterator[str]:
-    """For each proof that did not catch a control, what would let it. num_drafted: most tokens drafted in a round."""
-    if num_drafted == 0:
-        yield "nothing can be caught where nothing is drafted: give --num-speculative-tokens or --max-draft-len above 0"
-        return
+def advice(plan: Plan, results: Results) -> Iterator[str]:
+    """For each proof that did not catch a control, what would let it."""
     for name in dict.fromkeys(tried.proof for tried in results.controls if not tried.caught):
         drafting = results.drafting[name]
         if not drafting.drafted and name != "sampled" and plan.sampling.max_tokens < LEAST_TOKENS:
@@ -122,12 +121,20 @@ def advice(plan: Plan, results: Results, num_drafted: int) -> Iterator[str]:
             )
         else:
             refused = 1 - drafting.accepted / drafting.drafted
-            more = "more --samples" if name == "sampled" else "more --max-tokens, more prompts (--prompt-file)"
+            missed = [tried.found for tried in results.controls if tried.proof == name and not tried.caught]
+            enough = max((_enough(plan, found) for found in missed if isinstance(found, Sampled)), default=0)
+            more = f"--samples {enough}" if enough else "more --max-tokens, more prompts (--prompt-file)"
             why = (
                 f"{refused:.0%} of {drafting.drafted} drafted tokens were refused; give {more}, or a higher "
                 "--temperature, at which more are"
             )
         yield f"{name}: {why}"
+
+
+def _enough(plan: Plan, found: Sampled) -> int:
+    """Samples of each prompt that are likely to catch what these did not, in doublings."""
+    likely = (times for times in DOUBLINGS if found.evidence.p_value_of_more(times) < SIGNIFICANCE / 10)
+    return plan.num_samples * next(likely, DOUBLINGS[-1])
 
 
 def summary(results: Results, lossy: bool, seconds: float) -> str:

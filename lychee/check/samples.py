@@ -11,7 +11,9 @@ from ..runtime.checks import ParameterError
 from ..runtime.sampling_params import SamplingParams
 from .subject import Subject, Tokens
 
-LENGTH = 48  # tokens kept of each sample: the prefill's, then those of some rounds, so that these can be compared
+LENGTH = 96
+"""Tokens kept of each sample: the prefill's, then those of rounds. What tells of noise that is used again are pairs of
+rounds of one sample, of which one twice as long has four times as many."""
 PER_REQUEST = 64  # samples that run together and share a prompt's blocks
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lychee.kernels.types import Cost
+from lychee.nouns import counted
 
 from .lower import shaped
 from .program import Program
@@ -60,7 +61,7 @@ def measure_peaks(
         matrix = torch.ones(side, side, dtype=dtype, device=device)
         product = torch.empty_like(matrix)
         flops_per_s[str(dtype).removeprefix("torch.")] = 2 * side**3 / timed(_multiply(matrix, product))
-    title = f"CPU, {torch.get_num_threads()} threads"
+    title = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     if device.partition(":")[0] == "cuda":
         title = torch.cuda.get_device_name(device)
     return Peaks(title, bytes_per_s, flops_per_s)

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from lychee.nouns import counted
+
 MAX_JSON_BYTES = 256 << 20  # a tokenizer.json of 128k tokens has 9 MB
 
 
@@ -40,7 +42,7 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
     if not path.is_file():
         raise ModelError(f"{path} does not exist")
     if (size := path.stat().st_size) > limit:
-        raise ModelError(f"{path} has {size} bytes, may have at most {limit}")
+        raise ModelError(f"{path} has {counted(size, 'byte')}, may have at most {limit}")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

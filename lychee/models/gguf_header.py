@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from gguf.constants import GGUFValueType
 
+from lychee.nouns import counted
+
 from .files import ModelError
 
 MAX_HEADER_BYTES = 64 << 20  # a vocabulary of 256k tokens with its merges has 16 MB
@@ -50,11 +52,12 @@ class ByteReader:
     def take(self, num_bytes: int, what: str) -> bytes:
         if num_bytes > self.left:
             raise ModelError(
-                f"{self.path}: {what} needs {num_bytes} bytes at byte {self.at}, where the header may have {self.left}"
+                f"{self.path}: {what} needs {counted(num_bytes, 'byte')} at byte {self.at}, "
+                f"where the header may have {self.left}"
             )
         data = self.stream.read(num_bytes)
         if len(data) != num_bytes:
-            raise ModelError(f"{self.path} was cut to {self.at + len(data)} bytes while it was read")
+            raise ModelError(f"{self.path} was cut to {counted(self.at + len(data), 'byte')} while it was read")
         self.at += num_bytes
         return data
 
@@ -63,7 +66,7 @@ class ByteReader:
 
     def text(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
         if (length := self.integer(what, 8)) > most:
-            raise ModelError(f"{self.path}: {what} has {length} bytes, may have at most {most}")
+            raise ModelError(f"{self.path}: {what} has {counted(length, 'byte')}, may have at most {most}")
         try:
             return self.take(length, what).decode()
         except UnicodeDecodeError as error:

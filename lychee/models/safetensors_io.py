@@ -16,6 +16,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lychee.nouns import counted
+
 from .files import ModelError, parse_json, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -118,7 +120,9 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         length = int.from_bytes(first_bytes, "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             most = max(min(size - 8, MAX_HEADER_BYTES), 0)
-            raise ModelError(f"{file} says its header has {length} bytes, may have {most} in a file of {size}")
+            raise ModelError(
+                f"{file} says its header has {counted(length, 'byte')}, may have {most} in a file of {size}"
+            )
         header = parse_json(stream.read(length), f"{file}: header")
     header.pop("__metadata__", None)
     spans, entries = [], {}
@@ -132,7 +136,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             raise ModelError(f"{file}: {name} starts at byte {start}, must start at {end}")
         end = stop
     if end != size - 8 - length:
-        raise ModelError(f"{file} has {size - 8 - length} bytes of data, its header describes {end}")
+        raise ModelError(f"{file} has {counted(size - 8 - length, 'byte')} of data, its header describes {end}")
     return entries
 
 
@@ -148,5 +152,5 @@ def _entry(file: Path, name: str, value: Any) -> tuple[TensorEntry, tuple[int, i
         raise ModelError(f"{where} has data_offsets {str(span)[:80]}, must be [start, end]")
     if span[1] - span[0] != math.prod(shape) * ITEM_BYTES[dtype]:
         needed = math.prod(shape) * ITEM_BYTES[dtype]
-        raise ModelError(f"{where} is given {span[1] - span[0]} bytes, its {dtype} {shape} needs {needed}")
+        raise ModelError(f"{where} is given {counted(span[1] - span[0], 'byte')}, its {dtype} {shape} needs {needed}")
     return TensorEntry(file, dtype, tuple(shape)), (span[0], span[1])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
+from lychee.nouns import counted
+
 from .files import ModelError
 from .tokenizer import Tokenizer
 from .tokenizer_config import TokenizerConfig
@@ -47,7 +49,7 @@ class SentencePieceEncoder:
 def sentencepiece_tokenizer(file: Path, config: TokenizerConfig) -> Tokenizer:
     """Raises ModelError where the file is no sentencepiece model or the config names tokens it lacks."""
     if (size := file.stat().st_size) > MAX_BYTES:
-        raise ModelError(f"{file} has {size} bytes, may have at most {MAX_BYTES}")
+        raise ModelError(f"{file} has {counted(size, 'byte')}, may have at most {MAX_BYTES}")
     return model_tokenizer(file.read_bytes(), file, config)
 
 

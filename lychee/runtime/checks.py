@@ -17,6 +17,10 @@ class ParameterError(ValueError):
     """A parameter has a value that is not allowed; the message names it, the value and what is allowed."""
 
 
+class ContextError(ParameterError):
+    """A text is longer than the model's context, or than the KV pool, has room for."""
+
+
 def refuse(name: str, value: object, allowed: str) -> ParameterError:
     return ParameterError(f"{name} is {value!r}, must be {allowed}")
 

@@ -115,6 +115,8 @@ class SpeculativeConfig:
         if self.acceptance_threshold is not None and (why := self._threshold_unused_as):
             raise refuse("acceptance_threshold", self.acceptance_threshold, f"left out where {why}")
         never = 0 in (self.max_draft_len, self.num_speculative_tokens)
+        if never and self.tree == "auto":
+            raise refuse("tree", self.tree, "left out where max_draft_len is 0: nothing is drafted")
         if not self.fallback_sampling and (self.verify == "coupled" or never):
             why = "nothing is drafted" if never else "verify is 'coupled'"
             raise refuse("fallback_sampling", False, f"left out where {why}: nothing is drawn after a rejection")
@@ -124,6 +126,8 @@ class SpeculativeConfig:
         """What makes the drafts of all rounds the same, if another field than `adaptive` does."""
         if self.num_speculative_tokens is not None:
             return f"num_speculative_tokens is {self.num_speculative_tokens}"
+        if self.max_draft_len == 0:
+            return "max_draft_len is 0"
         return f"tree is {self.tree!r}" if isinstance(self.shape, TreeShape) else None
 
     @property
@@ -132,7 +136,7 @@ class SpeculativeConfig:
             return "tree is 'auto', which goes by what pays"
         if self.adaptive is False and self._fixed_by is None:
             return "adaptive is False"
-        return self._fixed_by or ("max_draft_len is 0" if self.max_draft_len == 0 else None)
+        return self._fixed_by
 
     @property
     def budget(self) -> int:

@@ -18,7 +18,7 @@ from lychee.models.layout import Rows
 from lychee.models.llama import Llama
 
 from .acceptance import Accepted, Rule, accept
-from .checks import ParameterError
+from .checks import ContextError
 from .controller import Controller
 from .drafter import Drafter, ModelDrafter
 from .inputs import SamplingBatch
@@ -59,7 +59,7 @@ class Engine:
         """Raises ParameterError if the block pool could never hold the sequence. Any thread may ask."""
         pool = self.scheduler.pool
         if pool.blocks_for(seq.limit) > pool.num_blocks:
-            raise ParameterError(
+            raise ContextError(
                 f"prompt and max_tokens make {seq.limit} tokens, which need {pool.blocks_for(seq.limit)} KV blocks of "
                 f"{pool.block_size}; the pool has {pool.num_blocks}"
             )
@@ -75,6 +75,10 @@ class Engine:
         if not seq.finished:
             seq.finish_reason = "abort"
             self._end(seq)
+
+    def abort_all(self) -> None:
+        for seq in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(seq)
 
     @property
     def idle(self) -> bool:

@@ -71,7 +71,7 @@ class EngineMaker:
 
     def _controller(self, native: bool) -> Controller:
         config, draft = self.config, self._draft(native)
-        if draft is None or config.shape != "auto" or config.max_draft_len == 0:
+        if draft is None or config.shape != "auto":
             return make_controller(config)
         share = draft.weights.num_bytes / self.target.weights.num_bytes
         return Planned(CostTable.guessed(share), config.max_draft_len, config.budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections import deque
@@ -12,11 +13,12 @@ from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lychee.models.chat import ChatTemplate
+from lychee.nouns import counted
 
 from .checks import ParameterError, check_bool, check_names, refuse
 from .config import EngineConfig, SpeculativeConfig
@@ -49,6 +51,8 @@ class LLM:
     format (`int8`, `int8-g32`, `int4`, `int4-g64-sym`, ...; see QuantFormat) quantises them as they are read.
     kv_cache_dtype: `auto` is the model's dtype, `int8` a scale per position and head. The other keywords are
     EngineConfig's. Raises ParameterError, or the loader's error, in a sentence that names what is wrong.
+
+    As a context manager it is closed at the end of the block; see `close`.
     """
 
     def __init__(
@@ -109,6 +113,38 @@ class LLM:
         self._inboxes: dict[int, deque[Chunk]] = {}
         self._next_id = 0
         self._warned_of_length = False
+
+    def close(self) -> None:
+        """Give back KV, compiled passes and weights, as far as nothing else refers to them.
+
+        Requests that go on end, with the finish_reason `abort`. Closing again does nothing; any other use raises
+        RuntimeError.
+        """
+        with self._lock:
+            if "_engines" not in vars(self):
+                return
+            for native in self._engines:
+                self._engines[native].abort_all()
+            on_cuda, lock = self.device.type == "cuda", self._lock
+            vars(self).clear()
+            self._lock = lock  # streams that are open ask for it
+        gc.collect()  # an engine's parts refer to each other
+        if on_cuda:
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What is asked for is not there: nothing is, once this is closed."""
+            if vars(self).keys() == {"_lock"}:
+                raise RuntimeError("this LLM is closed, so it cannot be used; make another")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,
@@ -252,22 +288,23 @@ class LLM:
         added: list[Sequence] = []
         try:
             with self._lock:
+                inboxes = self._inboxes
                 for seq in seqs:
                     engine.add(seq)
                     added.append(seq)
-                    self._inboxes[seq.request_id] = mine
+                    inboxes[seq.request_id] = mine
             while mine or not all(seq.finished for seq in seqs):
                 while mine:
                     yield mine.popleft()
                 with self._lock:
                     if not mine and not all(seq.finished for seq in seqs):
                         for chunk in engine.step():
-                            self._inboxes[chunk.request_id].append(chunk)
+                            inboxes[chunk.request_id].append(chunk)
         finally:
             with self._lock:
                 for seq in added:
                     engine.abort(seq)
-                    self._inboxes.pop(seq.request_id, None)
+                    inboxes.pop(seq.request_id, None)
 
     def _requests(
         self,
@@ -285,7 +322,9 @@ class LLM:
         if not isinstance(params, Seq) or not all(isinstance(p, SamplingParams) for p in params):
             raise refuse("sampling_params", params, "SamplingParams, or a list of them")
         if len(params) != len(many):
-            raise ParameterError(f"sampling_params has {len(params)} entries for {len(many)} prompts")
+            raise ParameterError(
+                f"sampling_params has {counted(len(params), 'element')} for {counted(len(many), 'prompt')}"
+            )
         requests = []
         for number, (prompt, sampling) in enumerate(zip(many, params, strict=True), 1):
             try:
@@ -293,7 +332,7 @@ class LLM:
             except ParameterError as error:
                 if len(many) == 1:
                     raise
-                raise ParameterError(f"prompt {number}: {error}") from error
+                raise type(error)(f"prompt {number}: {error}") from error
             self._next_id += len(seqs)
             self._warn_of_length(seqs[0])
             lossy = not native and not self.speculative_config.fallback_sampling and seqs[0].mode is Mode.REJECTION

@@ -47,13 +47,18 @@ class Counts:
 
 @dataclass
 class RequestStats(Counts):
-    """Progress of one sequence. Times are seconds of a monotonic clock."""
+    """Progress of one sequence, and what a completion's `stats` are; `report` gives them for JSON.
+
+    arrived, first_token, ended: when it was queued, its first token came, and it ended, in seconds of
+    `time.perf_counter`; None before. ttft_s, e2e_s: seconds from `arrived` to the other two.
+    prompt_tokens, cached_tokens: of the prompt, and how many of them the prefix cache had.
+    """
 
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     ended: float | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt's, those found in the prefix cache
+    cached_tokens: int = 0
 
     def add_round(self, shape: TreeShape, path: Seq[int], emitted: int, ended: bool, levels: int | None = None) -> None:
         """One round: its tree, the accepted path's nodes, root first, tokens emitted, and whether the text ended.

@@ -13,7 +13,7 @@ from .streamer import Chunk, TokenLogprob
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One completion of a prompt."""
+    """One completion of a prompt. stats: what it took; see RequestStats."""
 
     index: int
     text: str

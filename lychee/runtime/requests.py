@@ -11,8 +11,9 @@ from typing import Any
 
 from lychee.models.detokenizer import Detokenizer
 from lychee.models.tokenizer import Tokenizer
+from lychee.nouns import counted
 
-from .checks import ParameterError, refuse
+from .checks import ContextError, ParameterError, refuse
 from .config import Verify
 from .metrics import RequestStats
 from .sampling_params import SamplingParams
@@ -49,8 +50,8 @@ class RequestMaker:
             raise refuse("cache_salt", cache_salt, "text of at least one character, or None")
         ids = tuple(self.encode(prompt))
         if len(ids) >= self.max_model_len:
-            raise ParameterError(
-                f"prompt has {len(ids)} tokens, must leave room below max_model_len={self.max_model_len}"
+            raise ContextError(
+                f"prompt has {counted(len(ids), 'token')}, must leave room below max_model_len={self.max_model_len}"
             )
         for name, given in (("logit_bias id", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token in given or ():

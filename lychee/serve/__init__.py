@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from lychee import interrupts
+
 EXTRA = ("starlette", "uvicorn", "prometheus_client", "limits", "pydantic")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        from .cli import main as serve
+        with interrupts.while_importing("lychee serve"):
+            from .cli import main as serve
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in EXTRA:
             raise

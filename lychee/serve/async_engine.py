@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from lychee.nouns import counted
 from lychee.runtime.checks import check_float, check_int
 from lychee.runtime.engine import Engine
 from lychee.runtime.llm import LLM
@@ -208,7 +209,9 @@ class AsyncEngine:
             raise StoppedError("the service is shutting down and takes no new requests")
         room = self.llm.sizes.max_num_seqs + self.limits.max_queue - self.open_sequences
         if count > room:
-            raise QueueFullError(f"{self.open_sequences} completions are open; there is no room for {count} more now")
+            raise QueueFullError(
+                f"no room for {count} more now, beside {counted(self.open_sequences, 'open completion')}"
+            )
 
     def _deliver_threadsafe(self, chunks: Seq[tuple[Job, int, Chunk]], errors: Seq[tuple[Job, ServiceError]]) -> None:
         assert self._loop is not None

@@ -33,9 +33,9 @@ from .config import Margins, RateLimits, ServiceConfig
 from .server import bound_socket, serve
 from .service import Service
 
-# The packaged pair completes text and has no template of its own.
-PLAIN_CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 KEY_VARIABLE, ADMIN_VARIABLE = "LYCHEE_API_KEY", "LYCHEE_ADMIN_KEY"
+MARGINS = ("goodput_margin", "error_margin")
+CANARY = ("speculation_share", *MARGINS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,7 +128,7 @@ def _main(args: argparse.Namespace) -> int:
     check_int("--max-connections", args.max_connections, 1)
     listener = bound_socket(args.host, args.port)
     llm = _llm(args, packaged, target)
-    service = Service(llm, config, limits, _chat(args, packaged, target, llm))
+    service = Service(llm, config, limits, _chat(args, target, llm))
     host, port = listener.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     serve(service, listener, args.max_connections, lambda: print(f"{config.model_name} at {where}/v1", flush=True))
@@ -179,25 +179,33 @@ def _llm(args: argparse.Namespace, packaged: bool, target: Path) -> LLM:
     draft = resolve_model(args.draft_model) if args.draft_model else demo.DRAFT if packaged else None
     if args.native:  # as --tuned says
         draft = None
+    config = None
     if draft is None:
-        for name in (*SPECULATION, "speculation_share", "goodput_margin", "error_margin"):
-            if getattr(args, name) is not None:
-                raise ParameterError(f"--{name.replace('_', '-')} has no use with no --draft-model")
-        if args.speculative_config is not None:
-            raise ParameterError("--speculative-config has no use with no --draft-model")
+        _refuse_given(args, (*SPECULATION, "speculative_config", *CANARY), "no --draft-model")
+    else:
+        config = speculative_config(args)
+        if config.max_draft_len == 0:
+            _refuse_given(args, CANARY, "max_draft_len 0, where nothing is drafted")
+        if args.speculation_share in (None, 0.0, 1.0) and not os.environ.get(ADMIN_VARIABLE):
+            _refuse_given(args, MARGINS, f"a --speculation-share of 0 or 1 that no {ADMIN_VARIABLE} may change")
     names = "max_model_len", "max_num_seqs", "num_blocks", "prefill_budget", "prefix_cache"
     named = {name: getattr(args, name) for name in names}
     sizes = {name: value for name, value in named.items() if value is not None}
-    llm = load("lychee serve", args, target, draft, None if draft is None else speculative_config(args), sizes)
+    llm = load("lychee serve", args, target, draft, config, sizes)
     llm.engine()  # what it cannot have is said before anything listens
     return llm
 
 
-def _chat(args: argparse.Namespace, packaged: bool, target: Path, llm: LLM) -> ChatTemplate | None:
+def _refuse_given(args: argparse.Namespace, names: Seq[str], why: str) -> None:
+    """Refuse options that would be ignored."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ParameterError(f"--{name.replace('_', '-')} has no use with {why}")
+
+
+def _chat(args: argparse.Namespace, target: Path, llm: LLM) -> ChatTemplate | None:
     if args.chat_template:
         return ChatTemplate(read_text(args.chat_template, 1 << 18), llm.tokenizer)
-    if packaged:
-        return ChatTemplate(PLAIN_CHAT, llm.tokenizer)
     try:
         return ChatTemplate.load(target, llm.tokenizer)
     except ModelError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lychee.models.chat import ChatError
-from lychee.runtime.checks import ParameterError
+from lychee.runtime.checks import ContextError, ParameterError
 
 from .job import DeadlineError, EngineFailedError, QueueFullError, QueueTimeoutError, ServiceError, StoppedError
 
@@ -60,7 +60,8 @@ def api_error(error: Exception, prompt_field: str = "prompt") -> ApiError | None
         return bad("messages", str(error))
     if isinstance(error, ParameterError):  # its message begins with the parameter
         name = re.sub(r"^prompt and |\W.*", "", str(error), flags=re.DOTALL)
-        return bad(prompt_field if name == "prompt" else name, str(error))
+        code = "context_length_exceeded" if isinstance(error, ContextError) else "invalid_value"
+        return bad(prompt_field if name == "prompt" else name, str(error), code)
     if isinstance(error, ServiceError):
         status, code, retry = SERVICE[type(error)]
         return ApiError(status, code, str(error), retry_after_s=retry)

@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from lychee.nouns import counted
+
 from .errors import ApiError
 
 JSON_TYPE = b"application/json"
@@ -29,7 +31,7 @@ async def read_json(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
     """The body, which must be declared to be JSON: a web page may not send that to another site without its consent."""
     if (header(scope, b"content-type") or b"").split(b";")[0].strip().lower() != JSON_TYPE:
         raise ApiError(415, "unsupported_media_type", "content-type must be application/json")
-    too_large = ApiError(413, "body_too_large", f"the body may have at most {max_bytes} bytes")
+    too_large = ApiError(413, "body_too_large", f"the body may have at most {counted(max_bytes, 'byte')}")
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > max_bytes:
         raise too_large

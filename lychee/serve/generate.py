@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from lychee.nouns import counted
 from lychee.runtime.requests import Prompt
 from lychee.runtime.sampling_params import SamplingParams
 from lychee.runtime.sequence import Sequence
@@ -47,7 +48,7 @@ class Generate:
         service.check_model(body.model)
         prompts, params = await self._request(body)
         if len(prompts) * params.n > config.max_completions:
-            asked = f"{len(prompts)} prompts with n={params.n} ask for {len(prompts) * params.n} completions"
+            asked = f"n={params.n} of {counted(len(prompts), 'prompt')} makes {len(prompts) * params.n} completions"
             raise bad(
                 "n" if params.n > config.max_completions else "prompt", f"{asked}, may be {config.max_completions}"
             )
@@ -105,8 +106,8 @@ class Generate:
             name = "max_tokens" if body.max_tokens is not None or isinstance(body, CompletionBody) else None
             raise bad(
                 name or "max_completion_tokens",
-                f"a prompt of {longest.num_prompt} tokens and max_tokens={longest.params.max_tokens} make {wanted} "
-                f"tokens, may be {self.service.llm.max_model_len}",
+                f"a prompt of {counted(longest.num_prompt, 'token')} and max_tokens={longest.params.max_tokens} make "
+                f"{wanted} tokens, may be {self.service.llm.max_model_len}",
                 "context_length_exceeded",
             )
 

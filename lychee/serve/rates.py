@@ -12,6 +12,8 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import RateLimiter, SlidingWindowCounterRateLimiter
 
+from lychee.nouns import counted
+
 from .config import RateLimits
 from .errors import ApiError, bad
 
@@ -31,7 +33,7 @@ class Rates:
         """One request of the key, while it lasts. Raises ApiError: 429, with the seconds until there is room."""
         most = self.limits.concurrency
         if most is not None and self._open[key] >= most:
-            raise _limited("concurrency_limit", f"{most} requests at a time are allowed, and as many are open", 1)
+            raise _limited("concurrency_limit", f"{counted(most, 'request')} may be open at a time, as are", 1)
         self._take(self._requests, key, 1, "requests")
         self._open[key] += 1
         try:

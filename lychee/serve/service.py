@@ -73,7 +73,10 @@ class Service:
             if not isinstance(message.content, str) and any(part.type != "text" for part in message.content):
                 raise ChatError(f"messages[{i}].content has a part that is not text, which this model cannot read")
         if self.chat is None:
-            raise ChatError("messages: this model has no chat template; use /v1/completions")
+            raise ChatError(
+                f"messages: model {self.config.model_name!r} has no chat template; send a prompt to /v1/completions, "
+                "or start the server with --chat-template FILE"
+            )
         chat, given = self.chat, [{"role": m.role, "content": m.text} for m in messages]
         return await asyncio.to_thread(lambda: self.llm.tokenizer.encode_chat(chat.render(given)))
 

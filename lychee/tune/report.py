@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..report import counted
+from ..nouns import counted
 from ..runtime.alternate import NATIVE
 from .found import Draft, Gain, Scenario, policy_name
 from .verdict import Verdict

@@ -58,7 +58,7 @@ BAD = [
     (generating({"prompt": "a"}), "prompts is"),
     (generating(SURROGATE), "prompt: text has the lone surrogate U+D83D at index 2"),
     (generating([PROMPT, SURROGATE]), "prompt: text has the lone surrogate"),
-    (generating([PROMPT, PROMPT], [SamplingParams()]), "params has 1 entries for 2 prompts"),
+    (generating([PROMPT, PROMPT], [SamplingParams()]), "params has 1 element for 2 prompts"),
     (generating(PROMPT, {"temperature": 0}), "params"),
     (generating([PROMPT], [{"temperature": 0}]), "params"),
     (generating(PROMPT, SamplingParams(stop_token_ids=[384])), "stop_token_ids is 384"),

@@ -2,8 +2,12 @@
 
 import itertools
 import math
+import re
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import lychee
 from lychee import LLM, ParameterError, SamplingParams
+from lychee.runtime.metrics import RequestStats
 from tests.factory import make_model_dir
 from tests.runtime.pairs import PROMPT, PROMPTS, greedy, make_llm, model_dir, shared_llm
 
@@ -44,6 +49,65 @@ def test_a_stream_ends_with_its_context():
         next(stream)
     assert stream.outputs()[0].outputs[0].finish_reason == "abort"
     assert llm.engine().idle
+
+
+def test_a_closed_llm_holds_neither_weights_nor_kv():
+    with make_llm(draft="near") as llm:
+        llm.generate(PROMPTS, greedy())
+        llm.generate(PROMPTS, greedy(), native=True)
+        engines = llm.engine(), llm.engine(native=True)
+        held = [engine.kv.storage for engine in engines] + [engines[0].drafter.kv.storage]
+        held += [llm.target.weights.embed, llm.draft.weights.layers[0].down]
+        refs = [weakref.ref(tensor) for tensor in held]
+        del engines, held
+        assert all(ref() is not None for ref in refs)
+    assert [ref() for ref in refs] == [None] * len(refs)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.generate(PROMPT),
+        lambda llm: llm.stream(PROMPT),
+        lambda llm: llm.chat([{"role": "user", "content": "hi"}]),
+        lambda llm: llm.check(PROMPT),
+        lambda llm: llm.engine(),
+        lambda llm: llm.metrics(),
+        lambda llm: llm.warm_up(),
+        lambda llm: llm.memory_plan(),
+        lambda llm: llm.tokenizer,
+    ],
+)
+def test_a_closed_llm_says_that_it_is(use):
+    llm = make_llm()
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        use(llm)
+
+
+def test_closing_an_llm_ends_its_streams():
+    llm = make_llm(draft="near")
+    running, waiting = (llm.stream(PROMPT, greedy(max_tokens=100)) for _ in range(2))
+    first = next(running)
+    llm.close()
+    assert list(running) == []
+    completion = running.outputs()[0].outputs[0]
+    assert (completion.finish_reason, completion.token_ids) == ("abort", first.token_ids)
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        next(waiting)
+
+
+def test_what_an_llm_never_had_is_still_an_attribute_error():
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generte'"):
+        make_llm().generte  # noqa: B018
+
+
+def test_the_readme_names_every_field_of_the_statistics():
+    said = (Path(lychee.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    table = said[said.index("| `stats` | |") : said.index("`stats.report()` has most")]
+    names = {field.name for field in fields(RequestStats)} | {"ttft_s", "e2e_s"}
+    assert set(re.findall(r"`(\w+)`", table)) == names | {"stats"}
 
 
 @pytest.mark.parametrize("chunks", [0, 1])

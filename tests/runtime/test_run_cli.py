@@ -2,7 +2,6 @@
 
 import io
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -427,31 +426,6 @@ def test_a_reader_that_goes_away_ends_the_run_quietly():
         lines = process.stderr.read().splitlines()
         assert [line for line in lines if b"warm-up took" not in line] == []  # a slow machine says so
         assert process.wait(60) == 141
-
-
-@pytest.mark.parametrize(("given", "found"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_threads_of_the_command_sleep_soon_unless_the_user_says_otherwise(given: dict[str, str], found: str) -> None:
-    """Set before torch is loaded, whose OpenMP library reads it once."""
-    without = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
-    watch = "import os, sys, lychee.waiting; assert 'torch' not in sys.modules; import lychee.run"
-    command = [sys.executable, "-c", f"{watch}; print(os.environ['GOMP_SPINCOUNT'])"]
-    run = subprocess.run(command, env=without | given, capture_output=True, text=True)
-    assert run.stdout.strip() == found, run.stderr
-
-
-@pytest.mark.parametrize("command", [["lychee.run"], ["lychee", "run"], ["lychee", "--help"]])
-def test_an_interrupt_while_modules_are_imported_is_quiet(command, tmp_path):
-    """The first to import torch is interrupted there."""
-    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport lost")
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    ran = subprocess.run(
-        [sys.executable, "-m", *command],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("options", [[], ["--no-prefix-cache"]])

@@ -61,6 +61,12 @@ REFUSED = [
     # would be ignored
     ([*BOTH, *SAID, "--system", "Be brief"], "--system needs --chat"),
     ([*BOTH, *SAID, "--include-stop-str-in-output"], "--include-stop-str-in-output needs a --stop"),
+    ([*BOTH, *SAID, "--top-p", 0.9], "--top-p has no use at --temperature 0, which is greedy"),
+    ([*BOTH, *SAID, "--temperature", 0, "--top-k", 3], "--top-k has no use at --temperature 0, which is greedy"),
+    (
+        [*BOTH, *SAID, "--tree", "auto", "--max-draft-len", 0],
+        "tree is 'auto', must be left out where max_draft_len is 0",
+    ),
     ([*BOTH, *SAID, "--prompt-file", "p.txt"], "argument --prompt-file: not allowed with argument --prompt"),
     ([*BOTH, *SAID, "--prompt-file-whole"], "--prompt-file-whole needs a --prompt-file"),
     ([TARGET, *SAID, "--max-draft-len", 4], "--max-draft-len has no use with no --draft-model"),

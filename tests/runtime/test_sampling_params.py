@@ -118,6 +118,8 @@ FIXED = "num_speculative_tokens is 5"
         ),
         ({"max_draft_len": 16, "tree": "4,2"}, "max_draft_len is 16, must be left out where tree is '4,2'"),
         ({"max_draft_len": 0, "acceptance_threshold": 0.3}, "acceptance_threshold is 0.3, .* max_draft_len is 0"),
+        ({"max_draft_len": 0, "adaptive": True}, "adaptive is True, must be left out where max_draft_len is 0"),
+        ({"max_draft_len": 0, "tree": "auto"}, "tree is 'auto', must be left out where max_draft_len is 0"),
         ({"max_draft_len": 0, "fallback_sampling": False}, "fallback_sampling is False, .* nothing is drafted"),
         ({"adaptive": True, "tree": "4,2"}, "adaptive is True, must be left out where tree is '4,2'"),
         ({"adaptive": False, "tree": "auto"}, "adaptive is False, must be left out where tree is 'auto'"),

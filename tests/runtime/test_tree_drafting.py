@@ -96,7 +96,6 @@ def test_supports_smaller_than_the_children_leave_dead_nodes_and_native_s_tokens
         ({"num_speculative_tokens": 3}, Fixed),
         ({"tree": "auto"}, Planned),
         ({"tree": "3,2"}, Fixed),
-        ({"tree": "auto", "max_draft_len": 0}, Fixed),
     ],
 )
 def test_the_option_chooses_the_controller(given, kind):

@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from lychee import LLM, SamplingParams, demo
 from lychee.models.chat import ChatTemplate
 from lychee.serve.async_engine import QueueLimits
-from lychee.serve.cli import PLAIN_CHAT
 from lychee.serve.config import ServiceConfig
 from lychee.serve.server import Server, bound_socket
 from lychee.serve.service import Service
 
 MODEL = "lychee-demo"
 CODE = "def read_line(fp):\n"
+PLAIN_CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"  # the packaged pair has no template of its own
 
 
 @functools.cache

@@ -227,7 +227,7 @@ def test_the_queue_is_bounded_and_a_place_in_it_is_free_again_after_an_end():
         async with served(make_llm(max_num_seqs=2), max_queue=1) as engine:
             seqs = [(await engine.prepare([PROMPTS[0]], greedy(max_tokens=300)))[0] for _ in range(4)]
             jobs = [engine.submit([seq]) for seq in seqs[:3]]
-            with pytest.raises(QueueFullError, match="3 completions are open"):
+            with pytest.raises(QueueFullError, match="beside 3 open completions"):
                 engine.submit(seqs[3:])
             with pytest.raises(QueueFullError):
                 await engine.prepare(PROMPTS, greedy())

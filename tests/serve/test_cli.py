@@ -1,5 +1,6 @@
 """The command: what it refuses, and a process that listens, answers and ends on SIGTERM."""
 
+import argparse
 import json
 import os
 import signal
@@ -10,8 +11,9 @@ import sys
 import pytest
 
 from bench.serve_load import start
-from lychee import serve
+from lychee import demo, serve
 from lychee.serve import cli
+from tests.serve.running import PLAIN_CHAT, native
 from tests.test_layers import imported, modules
 
 
@@ -42,10 +44,23 @@ def refused(capsys, monkeypatch):
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
         (["some/model"], "some/model"),
         (["--unknown"], "--unknown"),
+        (
+            ["--port", "0", "--goodput-margin", "0.2"],
+            "--goodput-margin has no use with a --speculation-share of 0",
+        ),
+        (["--port", "0", "--max-draft-len", "0", "--speculation-share", "0.5"], "--speculation-share has no use with"),
+        (["--port", "0", "--max-draft-len", "0", "--tree", "auto"], "tree is 'auto', must be left out where max_draft"),
     ],
 )
 def test_what_it_cannot_use_is_said_in_a_sentence(refused, argv, word):
     assert word in refused(*argv)
+
+
+def test_only_a_model_with_a_chat_template_or_one_that_is_given_has_chats(tmp_path):
+    (tmp_path / "plain.jinja").write_text(PLAIN_CHAT)
+    assert cli._chat(argparse.Namespace(chat_template=None), demo.TARGET, native()) is None
+    given = cli._chat(argparse.Namespace(chat_template=tmp_path / "plain.jinja"), demo.TARGET, native())
+    assert given.source == PLAIN_CHAT
 
 
 def test_a_file_without_keys_is_refused_rather_than_taken_for_none(refused, tmp_path):

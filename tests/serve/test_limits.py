@@ -267,6 +267,7 @@ def test_what_can_never_fit_the_pool_is_refused_at_once_by_name():
     with serving(make_llm(num_blocks=4)) as running:
         status, answer = running.complete(prompt="a", max_tokens=100)
         assert (status, answer["error"]["param"]) == (400, "max_tokens")
+        assert answer["error"]["code"] == "context_length_exceeded"
         assert running.complete(prompt="a", max_tokens=50)[0] == 200
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "ignore_eos": True}
         status, _, answer = running.ask("POST", "/v1/chat/completions", chat)
@@ -285,3 +286,29 @@ def test_a_request_that_takes_too_long_ends_and_is_not_sent_again_by_the_client(
         *_, last = [line for line in text.split("\n\n") if line]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
         running.settled()
+
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_chat_without_a_template_is_refused_with_what_to_do(service, monkeypatch, path):
+    monkeypatch.setattr(service.service, "chat", None)
+    status, _, body = service.ask("POST", path, CHAT)
+    error = body["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", "messages")
+    assert "model 'lychee-demo' has no chat template" in error["message"]
+    assert "/v1/completions, or start the server with --chat-template FILE" in error["message"]
+
+
+def test_what_does_not_fit_the_context_has_the_clients_code_for_it(service):
+    long = "long " * 2000
+    answers = [
+        service.complete(prompt=long),
+        service.complete(max_tokens=10000),
+        service.ask("POST", "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": long}]})[::2],
+        service.ask("POST", "/v1/chat/completions", CHAT | {"max_tokens": 10000})[::2],
+    ]
+    found = [(status, body["error"]["code"], body["error"]["param"]) for status, body in answers]
+    code = "context_length_exceeded"
+    assert found == [(400, code, param) for param in ("prompt", "max_tokens", "messages", "max_tokens")]
