@@ -241,6 +241,7 @@ class Planned:
     def forget(self, request_id: int) -> None:
         if request := self._requests.pop(request_id, None):
             self._learn(request)
+            self._left = 0  # another may come by the same number
 
     def _learn(self, request: _Request) -> None:
         request.belief = self.difficulty.later(request.belief, request.outcomes, request.rounds)

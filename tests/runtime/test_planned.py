@@ -168,3 +168,13 @@ def test_what_short_requests_have_shown_is_known_of_all():
         play(controller, lambda _: (0.0,), 3)
         controller.forget(7)
     assert controller.difficulty.stats.rates()[0, 0] < before
+
+
+def test_a_plan_does_not_outlive_its_requests():
+    """A service numbers its requests from 0; the one before it on the same engine may have left in the middle."""
+    controller = Planned(CostTable(Curve(((1, 0.2), (8, 0.3))), Curve(((1, 0.01),))), 8, 16)
+    controller.plan([0])
+    controller.forget(0)
+    (shape,) = controller.plan([0])
+    assert shape.depth
+    assert isinstance(controller(0, 1, [0.9]), bool)

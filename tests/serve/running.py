@@ -21,9 +21,9 @@ PLAIN_CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"  # the pa
 
 
 @functools.cache
-def packaged(name="own"):
+def packaged(name="own", tree="auto"):
     """The packaged pair, which one service at a time may use. The fixture's service has another than a test's own."""
-    return LLM(demo.TARGET, demo.DRAFT, num_blocks=512, device="cpu")
+    return LLM(demo.TARGET, demo.DRAFT, {"tree": tree}, num_blocks=512, device="cpu")
 
 
 @functools.cache

@@ -205,7 +205,7 @@ def test_a_draft_that_becomes_slow_is_taken_back_and_no_request_is_lost(monkeypa
 
 
 def test_a_draft_that_fails_is_taken_back_by_its_own_errors(monkeypatch):
-    llm = packaged()
+    llm = packaged(tree="chain")  # `auto` may find that drafting does not pay, and a draft unused does not fail
     with serving(llm, speculation_share=0.5) as running:
         guard, renew = running.service.guard, llm.renew_engine
 
