@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -82,11 +84,15 @@ def add_loading(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="default: float32 on the CPU")
 
 
-def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
+def speculative_config(args: argparse.Namespace, tree: str = "auto") -> SpeculativeConfig:
+    """Of these options. tree: what is drafted where they leave it open."""
     names = SHAPES
     flags = {name: getattr(args, name, None) for name in names}
     given = {name: value for name, value in flags.items() if value is not None}
-    return SpeculativeConfig.from_json(args.speculative_config or "{}", **given)
+    text = args.speculative_config or "{}"
+    config = SpeculativeConfig.from_json(text, **given)
+    is_open = config.tree == "auto" and not {"tree", "node_budget"} & {**json.loads(text), **given}.keys()
+    return replace(config, tree=tree) if is_open else config
 
 
 def load(

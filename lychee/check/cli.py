@@ -81,7 +81,7 @@ def _main(args: argparse.Namespace) -> int:
     packaged = args.model is None
     if not packaged and args.draft_model is None:
         raise ParameterError("no --draft-model: there is no speculation to check")
-    config = speculative_config(args)
+    config = speculative_config(args, tree="chain")  # rounds in which `auto` drafts nothing would prove nothing
     if config.max_draft_len == 0:
         name = "num_speculative_tokens" if config.num_speculative_tokens == 0 else "max_draft_len"
         raise refuse(name, 0, "at least 1: where nothing is drafted there is no speculation to check")
