@@ -46,7 +46,9 @@ def add_models(p: argparse.ArgumentParser, without_draft: str, several: bool = F
 
 
 def add_lengths(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--max-draft-len", type=int, help="most tokens drafted in a round (default 16)")
+    p.add_argument(
+        "--max-draft-len", type=int, metavar="N", help="most tokens in a row drafted in a round (default 16)"
+    )
     p.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft K tokens in every round")
     p.add_argument("--verify", choices=get_args(Verify), help="how drafts are accepted (default auto)")
     p.add_argument("--tree", metavar="TREE", help='auto (the default), chain, or children by depth, as in "4,2,2"')

@@ -16,7 +16,7 @@ STDIN_WAIT_S = 2.0
 def prompt_texts(args: argparse.Namespace, packaged: bool) -> list[str]:
     """Of --prompt, --prompt-file or standard input; without any, the packaged pair's own."""
     if args.prompt is not None:
-        return [args.prompt]
+        return list(args.prompt)
     if args.prompt_file:
         return prompts_of_file(args.prompt_file, args.prompt_file_whole)
     if text := _read_stdin(wait=not packaged):

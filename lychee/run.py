@@ -58,7 +58,11 @@ def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee run", description=__doc__, allow_abbrev=False)
     add_models(p, without_draft="decoding is native")
     source = p.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="the prompt; without any, standard input, or the packaged pair's own")
+    source.add_argument(
+        "--prompt",
+        action="append",
+        help="a prompt; may be repeated; without any, standard input, or the packaged pair's own",
+    )
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
     p.add_argument("--prompt-file-whole", action="store_true", help="the prompt file is one prompt")
     p.add_argument(

@@ -19,7 +19,8 @@ from .runtime.config import SpeculativeConfig
 FORMAT, VERSION, MOST_BYTES = "lychee tune", 1, 1 << 22
 LOADING = ("device", "dtype", "target_quant", "draft_quant", "kv_cache_dtype", "max_model_len", "num_blocks")
 DRAFTED = ("max_draft_len", "num_speculative_tokens", "tree", "node_budget")
-"""What a round drafts: one given on the command line takes the place of all."""
+"""What a round drafts: one given on the command line takes the place of all, but for whether chains are drafted."""
+LIMITS, KINDS = {"max_draft_len", "node_budget"}, ("chain", "auto")
 SPECULATION = ("draft_model", "draft_quant", *DRAFTED, "verify", "speculative_config")
 
 
@@ -129,6 +130,8 @@ class Tuned:
         for name, value in self.speculative_config.items():
             if name not in named and not (dropped and name in DRAFTED):
                 found[name] = value
+        if dropped and dropped <= LIMITS and (tree := SpeculativeConfig.parse(self.speculative_config).tree) in KINDS:
+            found["tree"] = tree  # a limit is one of what the file says
         return found
 
 

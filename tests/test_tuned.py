@@ -62,6 +62,22 @@ def test_options_given_win(tmp_path, given, expected):
     assert {name: getattr(args, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "tree"),
+    [
+        ({"tree": "chain", "max_draft_len": 16}, ["--max-draft-len", 8], "chain"),
+        ({"num_speculative_tokens": 4}, ["--max-draft-len", 8], "chain"),
+        ({"num_speculative_tokens": 4}, ["--speculative-config", '{"max_draft_len": 8}'], "chain"),
+        ({"tree": "auto"}, ["--node-budget", 8], "auto"),
+        ({"tree": "2,1"}, ["--max-draft-len", 8], None),
+        ({"tree": "chain"}, ["--tree", "auto"], "auto"),
+        ({"tree": "chain"}, ["--num-speculative-tokens", 2], None),
+    ],
+)
+def test_a_limit_that_is_given_does_not_change_what_is_drafted(tmp_path, config, given, tree):
+    assert arguments(written(tmp_path, config=config), *given).tree == tree
+
+
 def test_another_draft_is_taken_with_the_files_lengths(tmp_path):
     args = arguments(written(tmp_path), "--draft-model", model_dir("far"))
     assert (args.draft_model, args.tree) == (str(model_dir("far")), "2,1")

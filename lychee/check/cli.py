@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     add_models(p, without_draft="there is nothing to check")
     source = p.add_mutually_exclusive_group()
     source.add_argument(
-        "--prompt", help=f"the prompt; without any, the first {PACKAGED} of each kind of the packaged ones"
+        "--prompt",
+        action="append",
+        help=f"a prompt; may be repeated; without any, the first {PACKAGED} of each kind of the packaged ones",
     )
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
     p.add_argument(
@@ -149,7 +151,7 @@ def _default(given: float | None, default: float) -> float:
 
 def _texts(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None:
-        return [args.prompt]
+        return list(args.prompt)
     if args.prompt_file:
         return prompts_of_file(args.prompt_file)
     return [prompt for kind in demo.prompts().values() for prompt in kind[:PACKAGED]]

@@ -139,7 +139,10 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-I", str(Path(__file__).with_name("chat_worker.py"))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a session of its own: Ctrl-C at the terminal ends an answer, not what renders the next question.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._end = weakref.finalize(self, _end, self._process)
         return self._process
 

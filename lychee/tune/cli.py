@@ -47,7 +47,11 @@ def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee tune", description=__doc__, allow_abbrev=False)
     add_models(p, without_draft="there is nothing to tune", several=True)
     source = p.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="the prompt; without any, and without a model, some of the packaged ones")
+    source.add_argument(
+        "--prompt",
+        action="append",
+        help="a prompt; may be repeated; without any, and without a model, some of the packaged ones",
+    )
     source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
     p.add_argument("--chat", action="store_true", help="prompts are users' messages under the model's chat template")
     p.add_argument("--system", metavar="TEXT", help="with --chat, the system's message, before the user's")
@@ -111,7 +115,7 @@ def _checked(args: argparse.Namespace) -> list[str]:
     if args.system is not None and not args.chat:
         raise ParameterError("--system needs --chat: other prompts are completed as they are")
     if args.prompt is not None:
-        return [args.prompt]
+        return list(args.prompt)
     if args.prompt_file:
         return prompts_of_file(args.prompt_file)
     if args.model:

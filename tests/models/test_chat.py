@@ -1,6 +1,7 @@
 """Chat templates: rendered as transformers does, bounded in time and memory, safe from what users write."""
 
 import json
+import os
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -162,3 +163,12 @@ def test_an_interrupted_rendering_leaves_no_reply_for_the_next(all_tokenizers, m
         with pytest.raises(KeyboardInterrupt):
             template.render([{"role": "user", "content": "first"}])
     assert template.render([{"role": "user", "content": "second"}]) == "second"
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_what_renders(all_tokenizers):
+    """A terminal sends it to all processes of its session's foreground group."""
+    template = ChatTemplate("{{ messages[0].content }}", all_tokenizers["bpe"])
+    assert template.render([{"role": "user", "content": "first"}]) == "first"
+    process = template._worker._process
+    assert os.getsid(process.pid) != os.getsid(0)
+    assert os.getpgid(process.pid) != os.getpgid(0)

@@ -187,6 +187,14 @@ def test_a_prompt_file_has_a_prompt_a_line(lychee, tmp_path, batch):
     assert spoken == [completion(llm, prompt, greedy(max_tokens=6, ignore_eos=False)).text for prompt in given]
 
 
+def test_prompts_may_be_given_one_by_one(lychee):
+    given = ["Hello world", "The quick brown fox"]
+    code, out, _, report = lychee(*pair(), "--prompt", given[0], "--prompt", given[1], "--max-tokens", 6)
+    assert code == 0
+    spoken = texts(report, "speculative")
+    assert out == "".join(f"[{i}] {p}{t}\n" for i, p, t in zip((1, 2), given, spoken, strict=True))
+
+
 @pytest.mark.parametrize("how", [[], ["--batch-size", 1], ["--compare"]])
 def test_a_prompt_that_does_not_fit_is_named_and_the_others_are_answered(lychee, tmp_path, how):
     file = tmp_path / "prompts.txt"
