@@ -45,6 +45,19 @@ def add_models(p: argparse.ArgumentParser, without_draft: str, several: bool = F
     )
 
 
+def add_prompts(p: argparse.ArgumentParser, without_any: str) -> None:
+    source = p.add_mutually_exclusive_group()
+    source.add_argument("--prompt", action="append", help=f"a prompt; may be repeated; without any, {without_any}")
+    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
+
+
+def given_prompts(args: argparse.Namespace, whole: bool = False) -> list[str]:
+    """Of --prompt or --prompt-file, which is one prompt if `whole`; none where neither is given."""
+    if args.prompt_file:
+        return prompts_of_file(args.prompt_file, whole)
+    return args.prompt or []
+
+
 def add_lengths(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--max-draft-len", type=int, metavar="N", help="most tokens in a row drafted in a round (default 16)"

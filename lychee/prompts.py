@@ -7,7 +7,7 @@ import select
 import sys
 
 from . import demo
-from .options import prompts_of_file
+from .options import given_prompts
 from .runtime.checks import ParameterError
 
 STDIN_WAIT_S = 2.0
@@ -15,10 +15,8 @@ STDIN_WAIT_S = 2.0
 
 def prompt_texts(args: argparse.Namespace, packaged: bool) -> list[str]:
     """Of --prompt, --prompt-file or standard input; without any, the packaged pair's own."""
-    if args.prompt is not None:
-        return list(args.prompt)
-    if args.prompt_file:
-        return prompts_of_file(args.prompt_file, args.prompt_file_whole)
+    if given := given_prompts(args, args.prompt_file_whole):
+        return given
     if text := _read_stdin(wait=not packaged):
         return [text]
     if not packaged:

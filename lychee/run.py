@@ -31,6 +31,7 @@ from .options import (
     add_loading,
     add_models,
     add_prefix_cache,
+    add_prompts,
     add_room,
     add_speculative_config,
     check_writable,
@@ -57,13 +58,7 @@ SPECULATION_FLAGS = ("draft_model", *SPECULATION, "speculative_config")
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee run", description=__doc__, allow_abbrev=False)
     add_models(p, without_draft="decoding is native")
-    source = p.add_mutually_exclusive_group()
-    source.add_argument(
-        "--prompt",
-        action="append",
-        help="a prompt; may be repeated; without any, standard input, or the packaged pair's own",
-    )
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
+    add_prompts(p, without_any="standard input, or the packaged pair's own")
     p.add_argument("--prompt-file-whole", action="store_true", help="the prompt file is one prompt")
     p.add_argument(
         "--chat",

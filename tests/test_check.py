@@ -330,3 +330,9 @@ def test_a_seed_without_room_for_those_that_follow_is_refused(pair, capsys, seed
     argv = [str(pair[0]), "--draft-model", str(pair[1]), "--prompt", "a", "--seed", str(seed), "--samples", "300"]
     assert check.main(argv) == 2
     assert f"--seed is {seed}, must be in -2^63..2^63 - 5: the 4 that follow it are used too" in capsys.readouterr().err
+
+
+def test_chains_are_drafted_unless_it_is_told_otherwise(checked):
+    """Where `auto` drafts nothing there would be nothing to prove."""
+    *_, found = checked(*FEW, "--max-tokens", 8, given=(), source=ONE)
+    assert found["speculative_config"]["tree"] == "chain"

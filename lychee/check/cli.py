@@ -19,12 +19,13 @@ from ..options import (
     add_lengths,
     add_loading,
     add_models,
+    add_prompts,
     add_room,
     add_speculative_config,
     check_writable,
     exit_code,
+    given_prompts,
     load,
-    prompts_of_file,
     speculative_config,
 )
 from ..runtime.checks import ParameterError, check_int, refuse
@@ -45,13 +46,7 @@ not; 2: bad input."""
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee check", description=ABOUT, allow_abbrev=False)
     add_models(p, without_draft="there is nothing to check")
-    source = p.add_mutually_exclusive_group()
-    source.add_argument(
-        "--prompt",
-        action="append",
-        help=f"a prompt; may be repeated; without any, the first {PACKAGED} of each kind of the packaged ones",
-    )
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
+    add_prompts(p, without_any=f"the first {PACKAGED} of each kind of the packaged ones")
     p.add_argument(
         "--max-tokens", type=int, default=64, help="tokens per prompt of greedy and seeded runs (default 64)"
     )
@@ -150,8 +145,6 @@ def _default(given: float | None, default: float) -> float:
 
 
 def _texts(args: argparse.Namespace) -> list[str]:
-    if args.prompt is not None:
-        return list(args.prompt)
-    if args.prompt_file:
-        return prompts_of_file(args.prompt_file)
+    if given := given_prompts(args):
+        return given
     return [prompt for kind in demo.prompts().values() for prompt in kind[:PACKAGED]]

@@ -18,11 +18,12 @@ from ..options import (
     Parser,
     add_loading,
     add_models,
+    add_prompts,
     add_room,
     check_writable,
     exit_code,
+    given_prompts,
     load,
-    prompts_of_file,
 )
 from ..run import messages
 from ..runtime.alternate import fields_of
@@ -46,13 +47,7 @@ FILE = Path("tuned.json")
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="lychee tune", description=__doc__, allow_abbrev=False)
     add_models(p, without_draft="there is nothing to tune", several=True)
-    source = p.add_mutually_exclusive_group()
-    source.add_argument(
-        "--prompt",
-        action="append",
-        help="a prompt; may be repeated; without any, and without a model, some of the packaged ones",
-    )
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="prompts, one a line")
+    add_prompts(p, without_any="and without a model, some of the packaged ones")
     p.add_argument("--chat", action="store_true", help="prompts are users' messages under the model's chat template")
     p.add_argument("--system", metavar="TEXT", help="with --chat, the system's message, before the user's")
     p.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts that run together (default 1)")
@@ -114,10 +109,8 @@ def _checked(args: argparse.Namespace) -> list[str]:
         raise ParameterError("no --draft-model: there is nothing to tune")
     if args.system is not None and not args.chat:
         raise ParameterError("--system needs --chat: other prompts are completed as they are")
-    if args.prompt is not None:
-        return list(args.prompt)
-    if args.prompt_file:
-        return prompts_of_file(args.prompt_file)
+    if given := given_prompts(args):
+        return given
     if args.model:
         raise ParameterError("no prompts: give --prompt-file or --prompt, as the verdict is about them")
     return [prompt for kind in demo.prompts().values() for prompt in kind[:PACKAGED]]

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from lychee.runtime.config import SpeculativeConfig
+from lychee.runtime.controller import Fixed
 from lychee.runtime.drafter import ModelDrafter, Proposals
 from lychee.runtime.tree import ProposedTree, TreeShape
 from tests.runtime.pairs import PROMPTS, following, greedy, make_llm, seeded
@@ -89,3 +91,18 @@ def test_both_models_kv_moves_with_the_accepted_path(llm):
         moved_from = draft[:, :, slot(start + depth)].unique().tolist()
         assert moved_from == [slot(start + RIGHT[depth])]
     stream.close()
+
+
+def test_a_controller_is_told_all_that_a_round_takes():
+    llm = make_llm("near", config=SpeculativeConfig(num_speculative_tokens=3))
+    engine, told = llm.engine(), []
+
+    class Told(Fixed):
+        def timed(self, trees, draft_ms, verify_ms, other_ms):
+            told.append((draft_ms, verify_ms, other_ms))
+
+    engine.controller = Told(engine.controller.shape)
+    llm.generate(PROMPTS[0], greedy(max_tokens=20))
+    assert told
+    assert min(min(parts) for parts in told) > 0
+    assert sum(map(sum, told)) < 1e3 * engine.metrics.step_s
